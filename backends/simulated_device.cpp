@@ -1,0 +1,75 @@
+#include "backends/simulated_device.hpp"
+
+#include <cstring>
+
+#include "backends/host_region.hpp"
+#include "core/ledger.hpp"
+
+namespace layerstream {
+namespace {
+
+class SimulatedRegion final : public DeviceRegion {
+ public:
+  SimulatedRegion(std::size_t bytes, std::atomic<std::size_t>& used) : region_(bytes, {}), used_(used) {}
+  ~SimulatedRegion() override { used_ -= region_.bytes(); }
+  SimulatedRegion(const SimulatedRegion&) = delete;
+  SimulatedRegion& operator=(const SimulatedRegion&) = delete;
+
+  void* data() const override { return region_.data(); }
+  std::size_t bytes() const override { return region_.bytes(); }
+
+ private:
+  HostRegion region_;
+  std::atomic<std::size_t>& used_;
+};
+
+/// Work is done when it is recorded, so the event is a latch between issuing threads.
+class LatchEvent final : public Event {
+ public:
+  void reset() override { state_ = State::pending; }
+  void record(StreamView) override { settle(State::recorded); }
+  void wait(StreamView) override {
+    state_.wait(State::pending);
+    if (state_ == State::abandoned) throw Abandoned();
+  }
+  void abandon() override { settle(State::abandoned); }
+
+ private:
+  enum class State : std::uint8_t { pending, recorded, abandoned };
+
+  void settle(State state) {
+    state_ = state;
+    state_.notify_all();
+  }
+
+  std::atomic<State> state_{State::pending};
+};
+
+}  // namespace
+
+std::string SimulatedDevice::description() const {
+  return fmt::format("simulated device (host execution space), {}", format_bytes(memory_limit_));
+}
+
+std::unique_ptr<DeviceRegion> SimulatedDevice::allocate(std::size_t bytes) {
+  const std::size_t before = used_.fetch_add(bytes);
+  if (before + bytes > memory_limit_) {
+    used_ -= bytes;
+    throw ResourceError(fmt::format(
+        "device memory: {} wanted after {} in use, limit {}; raise device_memory_limit or lower chunk_tokens, "
+        "cutoff_len or weight_slots",
+        format_bytes(bytes), format_bytes(before), format_bytes(memory_limit_)));
+  }
+  try {
+    return std::make_unique<SimulatedRegion>(bytes, used_);
+  } catch (...) {
+    used_ -= bytes;
+    throw;
+  }
+}
+
+std::unique_ptr<Event> SimulatedDevice::make_event() { return std::make_unique<LatchEvent>(); }
+
+void SimulatedDevice::poison(void* data, std::size_t bytes) { std::memset(data, 0xff, bytes); }
+
+}  // namespace layerstream

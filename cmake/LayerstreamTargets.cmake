@@ -1,0 +1,40 @@
+# How every target of this project is compiled.
+#
+#   layerstream_library(name SOURCES ... [PUBLIC libs ...] [PRIVATE libs ...])
+#   layerstream_test(name SOURCES ... [LIBRARIES libs ...])
+#
+# Headers are included by their path from the repository's source roots:
+# "core/tensor.hpp", "backends/host_region.hpp", "longctx/chunk_plan.hpp".
+
+add_library(layerstream_options INTERFACE)
+target_include_directories(layerstream_options INTERFACE
+  "${CMAKE_SOURCE_DIR}/src" "${CMAKE_SOURCE_DIR}")
+target_compile_options(layerstream_options INTERFACE
+  -Wall -Wextra -Werror
+  # One multiply and one add stay two roundings unless the code says std::fma: results must not
+  # depend on what an optimiser chose to fuse.
+  -ffp-contract=off)
+if(NOT LAYERSTREAM_CPU_ARCH STREQUAL "baseline")
+  target_compile_options(layerstream_options INTERFACE "-march=${LAYERSTREAM_CPU_ARCH}")
+endif()
+if(LAYERSTREAM_SANITIZE)
+  target_compile_options(layerstream_options INTERFACE
+    -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
+  target_link_options(layerstream_options INTERFACE -fsanitize=address,undefined)
+endif()
+
+function(layerstream_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
+  add_library(${name} STATIC ${ARG_SOURCES})
+  target_link_libraries(${name} PUBLIC layerstream_options ${ARG_PUBLIC} PRIVATE ${ARG_PRIVATE})
+endfunction()
+
+function(layerstream_test name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LIBRARIES" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE ${ARG_LIBRARIES} layerstream_test_support GTest::gmock)
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES
+    TIMEOUT 600
+    ENVIRONMENT "OMP_PROC_BIND=false;OMP_NUM_THREADS=2;LAYERSTREAM_TEST_DATA=${CMAKE_SOURCE_DIR}/tests")
+endfunction()

@@ -1,0 +1,56 @@
+#include <iostream>
+#include <memory>
+
+#include "backends/link.hpp"
+#include "cli/commands.hpp"
+#include "cli/config_options.hpp"
+#include "core/process_memory.hpp"
+#include "engine/engine.hpp"
+#include "engine/trainer.hpp"
+#include "ops/runtime.hpp"
+
+namespace layerstream::cli {
+namespace {
+
+void plan(const ConfigOptions& options) {
+  const LoadedConfig config = options.load();
+  if (options.print_if_asked(config)) return;
+  check_config(config);
+  const HfConfigText text = model_config_of(config.run);
+  const ModelSpec spec = parse_hf_config(text.text, text.path);
+
+  const ops::Runtime runtime;
+  MemcpyLink link;
+  const std::unique_ptr<MemoryBackend> backend = make_backend(config.run, link);
+  EngineShape shape = make_engine_shape(spec, config.run, EngineMode::train);
+  Ledger ledger = plan_memory(shape, *backend);
+  std::size_t data_bytes = 0;
+  if (!config.run.train_file.empty()) {
+    data_bytes = io::Dataset::load(io::dataset_options(config.run, spec.vocab_size)).bytes();
+  }
+  add_process_lines(ledger, data_bytes);
+
+  std::cout << fmt::format("model  {} parameters, {} blocks, {} compute\n", shape.layout.num_parameters(),
+                           shape.layout.num_blocks(), name_of(shape.compute));
+  std::cout << fmt::format("step   {} rows of {} tokens, chunks of up to {}\n",
+                           config.run.per_device_train_batch_size * config.run.gradient_accumulation_steps,
+                           config.run.cutoff_len, shape.bounds.chunk_tokens);
+  std::cout << ledger.to_table();
+  std::cout << fmt::format("  process peak in this build (the device is simulated in host memory): {}\n",
+                           format_bytes(ledger.total(Space::host) + ledger.total(Space::device)));
+  const HostBudget host = host_budget(config.run);
+  check_memory(ledger, host, config.run.device_memory_limit.value_or(host.bytes), true);
+  std::cout << fmt::format("  fits: host has {} ({})\n", format_bytes(host.bytes), host.bound_by);
+}
+
+}  // namespace
+
+void add_plan(CLI::App& program) {
+  CLI::App* const command =
+      program.add_subcommand("plan", "Print where every byte of a run would go; allocate nothing, need no GPU");
+  const auto options = std::make_shared<ConfigOptions>();
+  options->add_to(*command);
+  command->callback([options] { plan(*options); });
+}
+
+}  // namespace layerstream::cli

@@ -1,0 +1,101 @@
+#include <algorithm>
+
+#include "core/config.hpp"
+#include "core/config_problems.hpp"
+#include "core/config_schema.hpp"
+
+namespace layerstream {
+namespace {
+
+/// Names keys as "key = value (place)".
+class Namer {
+ public:
+  Namer(const RunConfig& run, const ConfigOrigins& origins)
+      : run_(run), origins_(origins), schema_(config_schema()) {}
+
+  const std::vector<ConfigField>& schema() const { return schema_; }
+
+  std::string operator()(std::string_view key) const {
+    const auto field = std::ranges::find(schema_, key, &ConfigField::key);
+    LAYERSTREAM_EXPECT(field != schema_.end(), "no configuration key {}", key);
+    const auto origin = origins_.find(key);
+    return fmt::format("{} = {} ({})", key, field->show(run_),
+                       origin == origins_.end() ? "default" : origin->second);
+  }
+
+ private:
+  const RunConfig& run_;
+  const ConfigOrigins& origins_;
+  std::vector<ConfigField> schema_;
+};
+
+bool tokens_of_a_step_overflow(const RunConfig& run) {
+  std::int64_t rows = 0;
+  std::int64_t tokens = 0;
+  return __builtin_mul_overflow(run.per_device_train_batch_size, run.gradient_accumulation_steps, &rows) ||
+         __builtin_mul_overflow(rows, run.cutoff_len, &tokens);
+}
+
+}  // namespace
+
+void check_config(const RunConfig& run, const ConfigOrigins& origins) {
+  const Namer name(run, origins);
+  ConfigProblems problems;
+  for (const ConfigField& field : name.schema()) {
+    if (!field.in_range(run)) problems.add("{} is refused; allowed: {}", name(field.key), field.allowed);
+  }
+  if (run.model_name_or_path.empty() && run.config_name.empty()) {
+    problems.add(
+        "no model: set model_name_or_path to a Hugging Face model directory, or config_name to a config.json "
+        "to "
+        "train from scratch");
+  }
+  if (!run.model_name_or_path.empty() && !run.config_name.empty()) {
+    problems.add(
+        "{} and {} exclude each other: the first continues from weights, the second trains from scratch",
+        name("model_name_or_path"), name("config_name"));
+  }
+  if (run.max_steps <= 0 && run.num_train_epochs == 0) {
+    problems.add("nothing to train: {} and {}; set one of them above 0", name("max_steps"),
+                 name("num_train_epochs"));
+  }
+  if (run.optimizer_update == OptimizerUpdate::immediate && run.max_grad_norm != 0) {
+    problems.add(
+        "{} needs max_grad_norm: 0, as the norm is known only after the last gradient, and {}; set "
+        "max_grad_norm: 0 or optimizer_update: deferred",
+        name("optimizer_update"), name("max_grad_norm"));
+  }
+  if (run.allow_emulation && run.backend == BackendChoice::explicit_copies) {
+    problems.add("{} means nothing with {}; drop it, or set backend: coherent", name("allow_emulation"),
+                 name("backend"));
+  }
+  if (run.resume_from_checkpoint == "auto" && run.output_dir.empty()) {
+    problems.add("{} looks for checkpoints in output_dir, which is not set", name("resume_from_checkpoint"));
+  }
+  if (tokens_of_a_step_overflow(run)) {
+    problems.add("{} x {} x {} tokens of a step overflow 64 bits", name("per_device_train_batch_size"),
+                 name("gradient_accumulation_steps"), name("cutoff_len"));
+  }
+  problems.throw_if_any("configuration");
+}
+
+void check_config(const LoadedConfig& config) {
+  check_config(config.run, config.origins);
+}
+
+void require_keys(const LoadedConfig& config, std::initializer_list<std::string_view> keys,
+                  std::string_view needed_by) {
+  const std::vector<ConfigField> schema = config_schema();
+  const RunConfig defaults;
+  ConfigProblems problems;
+  for (const std::string_view key : keys) {
+    const auto field = std::ranges::find(schema, key, &ConfigField::key);
+    LAYERSTREAM_EXPECT(field != schema.end(), "no configuration key {}", key);
+    if (field->show(config.run) != field->show(defaults)) continue;
+    problems.add("`{}` is needed to {} and is not set: {}; allowed: {}", key, needed_by, field->meaning,
+                 field->allowed);
+  }
+  problems.throw_if_any("configuration");
+}
+
+}  // namespace layerstream

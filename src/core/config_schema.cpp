@@ -1,0 +1,363 @@
+#include "core/config_schema.hpp"
+
+#include <fmt/format.h>
+
+#include <limits>
+#include <utility>
+
+namespace layerstream {
+namespace {
+
+constexpr std::int64_t max_count = std::numeric_limits<std::int32_t>::max();
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+struct Name {
+  std::string_view section;
+  std::string_view key;
+  std::string_view meaning;
+  std::vector<std::string_view> names_elsewhere = {};
+};
+
+ConfigField field(Name name, std::string allowed) {
+  ConfigField result;
+  result.section = name.section;
+  result.key = name.key;
+  result.meaning = name.meaning;
+  result.allowed = std::move(allowed);
+  result.names_elsewhere = std::move(name.names_elsewhere);
+  result.in_range = [](const RunConfig&) { return true; };
+  return result;
+}
+
+bool is_scalar(const ConfigValue& value) {
+  return value.kind == ConfigValue::Kind::scalar;
+}
+
+struct IntRange {
+  std::int64_t min;
+  std::int64_t max = max_count;
+};
+
+ConfigField integer(Name name, std::int64_t RunConfig::*member, IntRange range) {
+  ConfigField result =
+      field(std::move(name), range.max == max_count ? fmt::format("integer >= {} and < 2^31", range.min)
+                                                    : fmt::format("integer {} to {}", range.min, range.max));
+  result.assign = [member](RunConfig& run, const ConfigValue& value) {
+    const auto parsed = is_scalar(value) ? parse_int(value.text) : std::nullopt;
+    if (parsed) run.*member = *parsed;
+    return parsed.has_value();
+  };
+  result.in_range = [member, range](const RunConfig& run) {
+    return run.*member >= range.min && run.*member <= range.max;
+  };
+  result.show = [member](const RunConfig& run) { return fmt::format("{}", run.*member); };
+  return result;
+}
+
+struct RealRange {
+  double min;
+  bool min_included;
+  double max = infinity;
+  bool max_included = true;
+};
+
+ConfigField real(Name name, double RunConfig::*member, RealRange range) {
+  std::string allowed = fmt::format("number {} {}", range.min_included ? ">=" : ">", range.min);
+  if (range.max != infinity) {
+    allowed += fmt::format(" and {} {}", range.max_included ? "<=" : "<", range.max);
+  }
+  ConfigField result = field(std::move(name), std::move(allowed));
+  result.assign = [member](RunConfig& run, const ConfigValue& value) {
+    const auto parsed = is_scalar(value) ? parse_real(value.text) : std::nullopt;
+    if (parsed) run.*member = *parsed;
+    return parsed.has_value();
+  };
+  result.in_range = [member, range](const RunConfig& run) {
+    const double value = run.*member;
+    const bool above = range.min_included ? value >= range.min : value > range.min;
+    const bool below = range.max_included ? value <= range.max : value < range.max;
+    return above && below && value < infinity;
+  };
+  result.show = [member](const RunConfig& run) { return format_real(run.*member); };
+  return result;
+}
+
+ConfigField boolean(Name name, bool RunConfig::*member) {
+  ConfigField result = field(std::move(name), "true or false");
+  result.assign = [member](RunConfig& run, const ConfigValue& value) {
+    const auto parsed = is_scalar(value) ? parse_bool(value.text) : std::nullopt;
+    if (parsed) run.*member = *parsed;
+    return parsed.has_value();
+  };
+  result.show = [member](const RunConfig& run) { return run.*member ? "true" : "false"; };
+  return result;
+}
+
+ConfigField unsigned_integer(Name name, std::uint64_t RunConfig::*member) {
+  ConfigField result = field(std::move(name), "integer >= 0 and < 2^64");
+  result.assign = [member](RunConfig& run, const ConfigValue& value) {
+    const auto parsed = is_scalar(value) ? parse_unsigned(value.text) : std::nullopt;
+    if (parsed) run.*member = *parsed;
+    return parsed.has_value();
+  };
+  result.show = [member](const RunConfig& run) { return fmt::format("{}", run.*member); };
+  return result;
+}
+
+/// A null is the empty text: "not given".
+ConfigField text(Name name, std::string RunConfig::*member, std::string allowed) {
+  ConfigField result = field(std::move(name), std::move(allowed));
+  result.assign = [member](RunConfig& run, const ConfigValue& value) {
+    if (!is_scalar(value) && value.kind != ConfigValue::Kind::null) return false;
+    run.*member = value.text;
+    return true;
+  };
+  result.show = [member](const RunConfig& run) { return format_string(run.*member); };
+  return result;
+}
+
+ConfigField path_list(Name name, std::vector<std::string> RunConfig::*member) {
+  ConfigField result = field(std::move(name), "a path, or a list of paths");
+  result.assign = [member](RunConfig& run, const ConfigValue& value) {
+    std::vector<std::string> paths;
+    if (is_scalar(value)) paths.push_back(value.text);
+    for (const ConfigValue& item : value.items) {
+      if (!is_scalar(item)) return false;
+      paths.push_back(item.text);
+    }
+    if (value.kind == ConfigValue::Kind::map) return false;
+    run.*member = std::move(paths);
+    return true;
+  };
+  result.in_range = [member](const RunConfig& run) {
+    for (const std::string& path : run.*member) {
+      if (path.empty()) return false;
+    }
+    return true;
+  };
+  result.show = [member](const RunConfig& run) {
+    std::string list;
+    for (const std::string& path : run.*member) list += (list.empty() ? "" : ", ") + format_string(path);
+    return "[" + list + "]";
+  };
+  return result;
+}
+
+ConfigField byte_limit(Name name, std::optional<std::uint64_t> RunConfig::*member) {
+  ConfigField result = field(
+      std::move(name), "bytes >= 1 such as 24GiB, \"40 GB\" or 1073741824; null for what the machine has");
+  result.assign = [member](RunConfig& run, const ConfigValue& value) {
+    if (value.kind == ConfigValue::Kind::null) {
+      (run.*member).reset();
+      return true;
+    }
+    const auto parsed = is_scalar(value) ? parse_bytes(value.text) : std::nullopt;
+    if (parsed) run.*member = parsed;
+    return parsed.has_value();
+  };
+  result.in_range = [member](const RunConfig& run) { return (run.*member).value_or(1) >= 1; };
+  result.show = [member](const RunConfig& run) {
+    return (run.*member) ? byte_size_text(*(run.*member)) : std::string("null");
+  };
+  return result;
+}
+
+template <class T>
+ConfigField choice(Name name, T RunConfig::*member, std::vector<std::pair<std::string_view, T>> choices) {
+  std::string allowed;
+  for (const auto& [word, value] : choices) {
+    allowed += fmt::format("{}{}", allowed.empty() ? "" : ", ", word);
+  }
+  ConfigField result = field(std::move(name), "one of " + allowed);
+  result.assign = [member, choices](RunConfig& run, const ConfigValue& value) {
+    for (const auto& [word, stored] : choices) {
+      if (!is_scalar(value) || value.text != word) continue;
+      run.*member = stored;
+      return true;
+    }
+    return false;
+  };
+  result.in_range = [member, choices](const RunConfig& run) {
+    for (const auto& [word, stored] : choices) {
+      if (run.*member == stored) return true;
+    }
+    return false;
+  };
+  result.show = [member, choices](const RunConfig& run) -> std::string {
+    for (const auto& [word, stored] : choices) {
+      if (run.*member == stored) return std::string(word);
+    }
+    return "?";
+  };
+  return result;
+}
+
+}  // namespace
+
+std::vector<ConfigField> config_schema() {
+  using C = RunConfig;
+  static constexpr std::string_view model = "Model";
+  static constexpr std::string_view data = "Data";
+  static constexpr std::string_view training = "Training";
+  static constexpr std::string_view saving = "Saving and logging";
+  static constexpr std::string_view engine = "Engine";
+
+  ConfigField max_steps = integer({training,
+                                   "max_steps",
+                                   "optimizer steps; above 0 it overrides num_train_epochs",
+                                   {"steps", "train_steps", "num_steps", "max_train_steps"}},
+                                  &C::max_steps, {.min = -1});
+  max_steps.allowed += "; 0 or less leaves it to num_train_epochs";
+
+  return {
+      text({model,
+            "model_name_or_path",
+            "model to continue from: its config.json and weights",
+            {"model", "model_name", "model_path", "pretrained_model_name_or_path"}},
+           &C::model_name_or_path, "a Hugging Face model directory"),
+      text({model, "config_name", "model to train from scratch", {"model_config", "config", "config_path"}},
+           &C::config_name, "a config.json or its directory"),
+
+      path_list({data,
+                 "train_file",
+                 "text files, directories of them, or token shards (.safetensors)",
+                 {"dataset", "dataset_name", "train_files", "data", "data_path", "train_data"}},
+                &C::train_file),
+      integer({data,
+               "cutoff_len",
+               "tokens of a row",
+               {"max_seq_length", "max_seq_len", "max_length", "seq_length", "seq_len", "block_size",
+                "sequence_length", "context_length"}},
+              &C::cutoff_len, {.min = 2}),
+      boolean({data,
+               "packing",
+               "put several documents in a row; they never attend to each other",
+               {"neat_packing", "sample_packing"}},
+              &C::packing),
+      choice<Overlong>({data, "overlong", "what becomes of a document longer than a row", {"truncation"}},
+                       &C::overlong,
+                       {{"split", Overlong::split},
+                        {"truncate", Overlong::truncate},
+                        {"drop", Overlong::drop},
+                        {"error", Overlong::error}}),
+      choice<OnBadLine>(
+          {data, "on_bad_line", "what becomes of text that is not UTF-8 and ids outside the vocabulary"},
+          &C::on_bad_line, {{"error", OnBadLine::error}, {"skip", OnBadLine::skip}}),
+
+      text({training, "output_dir", "checkpoints, metrics and logs", {"output", "out_dir", "save_dir"}},
+           &C::output_dir, "a directory; made if missing"),
+      unsigned_integer({training, "seed", "of initial weights and of the order of the data", {"data_seed"}},
+                       &C::seed),
+      real({training, "learning_rate", "peak learning rate", {"lr", "max_lr"}}, &C::learning_rate,
+           {0.0, true}),
+      choice<SchedulerType>({training,
+                             "lr_scheduler_type",
+                             "shape of the learning rate after the warm-up",
+                             {"lr_scheduler", "scheduler", "lr_schedule", "schedule"}},
+                            &C::lr_scheduler_type,
+                            {{"constant", SchedulerType::constant},
+                             {"linear", SchedulerType::linear},
+                             {"cosine", SchedulerType::cosine}}),
+      integer({training, "warmup_steps", "steps of linear warm-up", {"lr_warmup_steps", "warmup"}},
+              &C::warmup_steps, {.min = 0}),
+      real({training, "warmup_ratio", "warm-up as a part of all steps, where warmup_steps is 0"},
+           &C::warmup_ratio, {0.0, true, 1.0}),
+      real({training, "num_train_epochs", "passes over the data", {"epochs", "num_epochs", "max_epochs"}},
+           &C::num_train_epochs, {0.0, true}),
+      std::move(max_steps),
+      integer({training,
+               "per_device_train_batch_size",
+               "rows of a micro-batch",
+               {"batch_size", "train_batch_size", "micro_batch_size", "per_gpu_train_batch_size"}},
+              &C::per_device_train_batch_size, {.min = 1}),
+      integer({training,
+               "gradient_accumulation_steps",
+               "micro-batches of an optimizer step",
+               {"accumulation_steps", "grad_accum", "grad_accumulation_steps"}},
+              &C::gradient_accumulation_steps, {.min = 1}),
+      real(
+          {training, "weight_decay", "decoupled decay of matrices; norms and biases are not decayed", {"wd"}},
+          &C::weight_decay, {0.0, true}),
+      real({training, "adam_beta1", "AdamW: decay of the first moment", {"beta1"}}, &C::adam_beta1,
+           {0.0, true, 1.0, false}),
+      real({training, "adam_beta2", "AdamW: decay of the second moment", {"beta2"}}, &C::adam_beta2,
+           {0.0, true, 1.0, false}),
+      real({training, "adam_epsilon", "AdamW: added to the denominator", {"adam_eps", "eps", "epsilon"}},
+           &C::adam_epsilon, {0.0, false}),
+      real({training,
+            "max_grad_norm",
+            "global norm to which gradients are clipped; 0: no clipping",
+            {"grad_clip", "clip_grad_norm", "gradient_clipping", "clip_norm"}},
+           &C::max_grad_norm, {0.0, true}),
+      integer({training, "max_skipped_steps", "steps with NaN or Inf in a row before the run stops"},
+              &C::max_skipped_steps, {.min = 1}),
+
+      integer({saving, "logging_steps", "steps between progress lines", {"log_steps", "log_interval"}},
+              &C::logging_steps, {.min = 1}),
+      integer({saving,
+               "save_steps",
+               "steps between checkpoints; 0: only at the end",
+               {"checkpoint_steps", "save_interval"}},
+              &C::save_steps, {.min = 0}),
+      integer({saving, "save_total_limit", "checkpoints that are kept; 0: all", {"keep_checkpoints"}},
+              &C::save_total_limit, {.min = 0}),
+      text({saving,
+            "resume_from_checkpoint",
+            "checkpoint to go on from; auto: the newest complete one in output_dir",
+            {"resume", "resume_from", "checkpoint"}},
+           &C::resume_from_checkpoint, "a checkpoint directory, or auto"),
+
+      choice<DType>({engine,
+                     "compute_dtype",
+                     "format in which matrices are multiplied; master weights are FP32",
+                     {"bf16", "fp16", "dtype", "torch_dtype", "precision", "mixed_precision"}},
+                    &C::compute_dtype, {{"fp32", DType::f32}, {"bf16", DType::bf16}}),
+      choice<BackendChoice>({engine, "backend", "how weights reach the device", {"memory_backend"}},
+                            &C::backend,
+                            {{"auto", BackendChoice::automatic},
+                             {"explicit", BackendChoice::explicit_copies},
+                             {"coherent", BackendChoice::coherent}}),
+      boolean({engine, "allow_emulation", "coherent backend on a device without coherent memory"},
+              &C::allow_emulation),
+      integer({engine,
+               "weight_slots",
+               "device buffers for the weights of one block each",
+               {"slots", "num_slots"}},
+              &C::weight_slots, {.min = 1, .max = 1024}),
+      choice<ActivationPolicy>({engine,
+                                "activation_policy",
+                                "what a block keeps for its backward pass; the rest is recomputed",
+                                {"gradient_checkpointing", "activation_checkpointing", "recompute"}},
+                               &C::activation_policy,
+                               {{"input", ActivationPolicy::input},
+                                {"input+attention", ActivationPolicy::input_attention},
+                                {"all", ActivationPolicy::all}}),
+      choice<bool>({engine,
+                    "activation_home",
+                    "where what activation_policy keeps is kept",
+                    {"activations_on_host", "offload_activations"}},
+                   &C::activations_on_host, {{"host", true}, {"device", false}}),
+      choice<OptimizerUpdate>(
+          {engine, "optimizer_update", "deferred: once the norm is known; immediate: as each gradient lands"},
+          &C::optimizer_update,
+          {{"deferred", OptimizerUpdate::deferred}, {"immediate", OptimizerUpdate::immediate}}),
+      integer({engine,
+               "optimizer_threads",
+               "host threads of the optimizer; 0: what the affinity mask leaves",
+               {"cpu_threads", "num_threads"}},
+              &C::optimizer_threads, {.min = 0, .max = 4096}),
+      integer({engine, "chunk_tokens", "tokens that go through a block at once", {"chunk_size", "chunk_len"}},
+              &C::chunk_tokens, {.min = 1}),
+      integer(
+          {engine, "loss_tile_tokens", "tokens whose logits exist at once", {"loss_chunk_size", "loss_tile"}},
+          &C::loss_tile_tokens, {.min = 1}),
+      byte_limit({engine, "device_memory_limit", "device memory that may be used", {"gpu_memory_limit"}},
+                 &C::device_memory_limit),
+      byte_limit({engine, "host_memory_limit", "host memory that may be used", {"cpu_memory_limit"}},
+                 &C::host_memory_limit),
+      boolean({engine, "deterministic", "the same bits wherever things are placed", {"full_determinism"}},
+              &C::deterministic),
+  };
+}
+
+}  // namespace layerstream

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/ledger.hpp"
+#include "engine/parameter_store.hpp"
+#include "engine/schedule.hpp"
+#include "longctx/chunk_plan.hpp"
+#include "model/decoder.hpp"
+#include "model/head.hpp"
+#include "model/layout.hpp"
+#include "model/spec.hpp"
+
+namespace layerstream {
+
+/// All that decides how large the engine's buffers are. T tokens of a step, C of a chunk, S of a group.
+struct EngineShape {
+  ModelSpec spec;
+  ModelLayout layout;
+  DType compute = DType::bf16;
+  ChunkBounds bounds;
+  ScheduleSettings schedule;
+  std::int64_t loss_tile_tokens = 0;
+  std::int64_t max_positions = 0;  ///< rows of the rope tables
+  std::size_t slot_bytes = 0;      ///< of a weight slot: what the backend needs for the largest block
+  /// Keys and values of every decoder block stay, for generation; else one group's at a time.
+  bool keeps_key_values = false;
+
+  DType accumulator() const { return accumulator_of(compute); }
+  bool low_halves_stream() const { return compute == DType::f32; }
+  /// Elements of a block's device gradient: its slab, and the tied matrix that the head adds to.
+  std::int64_t gradient_elements(int block) const;
+};
+
+/// Which intermediates of a decoder block outlive its forward pass.
+SavedIntermediates saved_by(ActivationPolicy policy);
+
+/// Device memory of a run, laid out in one arena. Buffers that a run does not need are empty.
+struct DeviceBuffers {
+  DeviceBuffers(const EngineShape& shape, Arena& arena);
+
+  TensorView rope_cos, rope_sin;             ///< (P, d/2); filled once
+  std::size_t first_volatile_byte = 0;       ///< of the arena: from here on nothing outlives a step
+  std::vector<void*> weight_slots;
+  TensorView matrices;                     ///< fp32: a block's matrices, merged
+  TensorView vectors;                      ///< a block's vectors, merged (fp32)
+  std::vector<TensorView> gradient_slots;  ///< (elements of the largest block) fp32
+  /// (T, h) each. Activations on the host: two, taking turns by block parity. On the device: [b] is the
+  /// input of block b, [0] empty.
+  std::vector<TensorView> inputs;
+  TensorView stream_gradient;  ///< (T, h)
+  /// Saved on the host: a ring for chunks. Saved on the device: [b] holds T tokens of block b.
+  std::vector<DecoderIntermediates> saved;
+  DecoderIntermediates scratch_intermediates;  ///< what is not saved, for one chunk
+  bool key_value_raw_spans_group = false;      ///< scratch key_value_raw has S rows instead of C
+  std::vector<GroupKeyValue> groups;           ///< one, or one per decoder block (index block − 1)
+  DecoderScratch decoder;
+  HeadScratch head;
+  TensorView logits;  ///< (1, V), generation only
+  TensorView input_ids, targets, positions;  ///< (T) int32
+  TensorView workspace;                      ///< bytes
+  double* nll_sum = nullptr;
+  double* norm_partials = nullptr;  ///< by block
+};
+
+/// Host memory of a run besides the parameter store.
+struct HostBuffers {
+  HostBuffers(const EngineShape& shape, Arena& arena);
+
+  std::vector<TensorView> gradients;               ///< by host gradient slab, fp32
+  std::vector<TensorView> inputs;                  ///< (T, h) by block; empty where not saved
+  std::vector<DecoderIntermediates> intermediates; ///< (T, ...) by block
+};
+
+/// The views of `set` restricted to rows [first, first + count); empty views stay empty.
+DecoderIntermediates rows_of(const DecoderIntermediates& set, std::int64_t first, std::int64_t count);
+
+/// Calls function(view_a, view_b) for each view that is present in `a`.
+template <class Function>
+void for_each_pair(const DecoderIntermediates& a, const DecoderIntermediates& b, const Function& function) {
+  const auto visit = [&](TensorView DecoderIntermediates::*member) {
+    if (a.*member) function(a.*member, b.*member);
+  };
+  visit(&DecoderIntermediates::query_raw);
+  visit(&DecoderIntermediates::key_value_raw);
+  visit(&DecoderIntermediates::attention);
+  visit(&DecoderIntermediates::lse);
+  visit(&DecoderIntermediates::residual);
+  visit(&DecoderIntermediates::gate_up);
+}
+
+/// Bytes per token of what `saved_by(policy)` keeps.
+std::int64_t intermediate_bytes_per_token(const EngineShape& shape);
+
+/// Costs of each block for schedules of this shape.
+std::vector<BlockCost> block_costs(const EngineShape& shape, const ParameterStore& store,
+                                   const MemoryBackend& backend);
+
+}  // namespace layerstream

@@ -1,0 +1,209 @@
+#include "engine/engine.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "backends/coherent/coherent_backend.hpp"
+#include "backends/explicit/explicit_backend.hpp"
+#include "core/affinity.hpp"
+
+namespace layerstream {
+namespace {
+
+std::size_t padded(std::size_t bytes) { return std::max(bytes, Arena::alignment); }
+
+/// A row that continues a sequence of `past` tokens, as a step of one chunk.
+ChunkPlan continuation(std::span<const std::int32_t> tokens, std::int64_t past) {
+  const auto count = static_cast<std::int64_t>(tokens.size());
+  ChunkPlan plan;
+  plan.input_ids.assign(tokens.begin(), tokens.end());
+  plan.targets.assign(tokens.size(), -100);
+  for (std::int64_t i = 0; i < count; ++i) plan.positions.push_back(static_cast<std::int32_t>(past + i));
+  plan.chunks.push_back({.first_token = 0,
+                         .num_tokens = count,
+                         .group = 0,
+                         .offset_in_group = past,
+                         .segments = {{.first_query = 0, .num_queries = count, .first_key = 0, .num_keys = past + count}}});
+  plan.groups.push_back({.first_token = 0, .num_tokens = past + count, .first_chunk = 0, .num_chunks = 1});
+  plan.max_position = past + count;
+  return plan;
+}
+
+}  // namespace
+
+std::unique_ptr<MemoryBackend> make_backend(const RunConfig& config, Link& link) {
+  switch (config.backend) {
+    case BackendChoice::automatic:
+    case BackendChoice::explicit_copies: return std::make_unique<ExplicitBackend>(link);
+    case BackendChoice::coherent:
+      if (!config.allow_emulation) {
+        throw ConfigError(
+            "backend: coherent: this device does not share the host's page tables; set allow_emulation: true to "
+            "emulate it, or backend: explicit");
+      }
+      return std::make_unique<CoherentBackend>(link);
+  }
+  throw ContractError("unknown backend");
+}
+
+int optimizer_threads(const RunConfig& config) {
+  if (config.optimizer_threads > 0) return static_cast<int>(config.optimizer_threads);
+  return std::max(1, probe_cpus().usable());
+}
+
+Engine::Engine(const ModelSpec& spec, const RunConfig& config, EngineMode mode, Device& device,
+               const EngineDiagnostics& diagnostics)
+    : device_(device),
+      diagnostics_(diagnostics),
+      link_(std::make_unique<MemcpyLink>()),
+      backend_(make_backend(config, *link_)),
+      shape_(make_engine_shape(spec, config, mode)),
+      pool_(optimizer_threads(config)),
+      optimizer_(pool_),
+      executor_(device) {
+  const Ledger planned = plan_memory(shape_, *backend_);
+  const HostBudget budget = host_budget(config);
+  check_memory(planned, budget, device.memory_limit(), true);
+
+  host_region_ = HostRegion(padded(planned.total(Space::host)), {.component = "model state",
+                                                                 .numa_node = {},
+                                                                 .pool = &pool_,
+                                                                 .available_bytes = budget.bytes,
+                                                                 .progress = {}});
+  device_region_ = device.allocate(padded(planned.total(Space::device)));
+  Arena host(Space::host, host_region_.data(), host_region_.bytes(), ledger_);
+  store_ = std::make_unique<ParameterStore>(shape_.layout, host, shape_.schedule.train);
+  host_buffers_ = std::make_unique<HostBuffers>(shape_, host);
+  Arena arena(Space::device, device_region_->data(), device_region_->bytes(), ledger_);
+  device_buffers_ = std::make_unique<DeviceBuffers>(shape_, arena);
+  backend_->attach_slots(device_buffers_->weight_slots, shape_.slot_bytes);
+  costs_ = block_costs(shape_, *store_, *backend_);
+
+  // Frequencies may depend on the length of the row: that of a full row, for all rows of a run.
+  const RopeFrequencies frequencies =
+      rope_frequencies(spec.rope, spec.head_dim, spec.max_position_embeddings, shape_.max_positions);
+  std::vector<float> cos(static_cast<std::size_t>(device_buffers_->rope_cos.numel()));
+  std::vector<float> sin(cos.size());
+  const Shape table = device_buffers_->rope_cos.shape();
+  fill_rope_tables(TensorView(cos.data(), table), TensorView(sin.data(), table), frequencies, RopePrecision::exact);
+  const StreamView stream = device.stream(Lane::compute);
+  backend_->copy_to_device(device_buffers_->rope_cos.data(), cos.data(), device_buffers_->rope_cos.bytes(), stream);
+  backend_->copy_to_device(device_buffers_->rope_sin.data(), sin.data(), device_buffers_->rope_sin.bytes(), stream);
+  device.synchronize();
+
+  runner_ = std::make_unique<StepRunner>(StepRunner::Parts{.shape = shape_,
+                                                           .device_buffers = *device_buffers_,
+                                                           .host_buffers = *host_buffers_,
+                                                           .store = *store_,
+                                                           .backend = *backend_,
+                                                           .device = device_,
+                                                           .optimizer = optimizer_},
+                                         diagnostics.poison);
+}
+
+Engine::~Engine() = default;
+
+ScheduleSettings Engine::schedule_settings(bool train) const {
+  ScheduleSettings settings = shape_.schedule;
+  settings.train = train;
+  settings.pending_update = pending_.has_value();
+  return settings;
+}
+
+void Engine::run(const ScheduleSettings& settings, const ChunkPlan& chunks) {
+  schedule_ = build_schedule(settings, chunks, costs_);
+  executor_.run(schedule_, *runner_, diagnostics_.observer);
+}
+
+void Engine::poison_buffers() {
+  const std::size_t first = device_buffers_->first_volatile_byte;
+  device_.poison(static_cast<std::byte*>(device_region_->data()) + first, device_region_->bytes() - first);
+  const auto poison_host = [](const TensorView& view) {
+    if (view) std::memset(view.data(), 0xff, view.bytes());
+  };
+  for (const TensorView& view : host_buffers_->inputs) poison_host(view);
+  for (const DecoderIntermediates& set : host_buffers_->intermediates) {
+    for_each_pair(set, set, [&](const TensorView& view, const TensorView&) { poison_host(view); });
+  }
+  if (!pending_) {
+    for (const TensorView& view : host_buffers_->gradients) poison_host(view);
+  }
+}
+
+StepResult Engine::train_step(std::span<const TokenRow> rows, const StepSettings& settings) {
+  LAYERSTREAM_EXPECT(shape_.schedule.train, "an engine built for generation cannot train");
+  const ChunkPlan chunks = make_chunk_plan(rows, shape_.bounds.chunk_tokens);
+  StepResult result{.loss = std::numeric_limits<double>::quiet_NaN(),
+                    .num_tokens = chunks.num_tokens(),
+                    .num_targets = chunks.num_targets};
+  if (chunks.num_targets == 0) return result;
+  if (diagnostics_.poison) poison_buffers();
+
+  const bool immediate = shape_.schedule.optimizer_update == OptimizerUpdate::immediate;
+  // Updates in this step's schedule: its own when immediate, the one before's when deferred.
+  runner_->begin(chunks, settings.max_grad_norm, immediate ? settings.adamw : pending_.value_or(ops::AdamWSettings{}));
+  const ScheduleSettings schedule = schedule_settings(true);
+  pending_.reset();
+  run(schedule, chunks);
+
+  const StepVerdict& verdict = runner_->verdict();
+  result.loss = verdict.nll_sum / static_cast<double>(chunks.num_targets);
+  result.grad_norm = verdict.grad_norm;
+  result.clip_scale = verdict.clip_scale;
+  result.applied = verdict.finite;
+  if (verdict.finite && !immediate) {
+    pending_ = settings.adamw;
+    pending_->gradient_scale = verdict.clip_scale;
+  }
+  return result;
+}
+
+void Engine::apply_pending() {
+  if (!pending_) return;
+  const ChunkPlan nothing;
+  runner_->begin(nothing, 0.0, *pending_);
+  schedule_ = build_update_schedule(schedule_settings(true), costs_);
+  pending_.reset();
+  executor_.run(schedule_, *runner_, diagnostics_.observer);
+}
+
+double Engine::evaluate(std::span<const TokenRow> rows) {
+  apply_pending();
+  const ChunkPlan chunks = make_chunk_plan(rows, shape_.bounds.chunk_tokens);
+  if (diagnostics_.poison) poison_buffers();
+  runner_->begin(chunks, 0.0, {});
+  ScheduleSettings settings = schedule_settings(false);
+  settings.logits_only = false;
+  run(settings, chunks);
+  return runner_->read_nll_sum();
+}
+
+std::vector<float> Engine::append(std::span<const std::int32_t> tokens) {
+  LAYERSTREAM_EXPECT(shape_.keeps_key_values, "an engine built for training keeps no keys and values");
+  LAYERSTREAM_EXPECT(!tokens.empty(), "nothing to append");
+  const auto capacity = shape_.bounds.group_tokens;
+  if (sequence_length_ + static_cast<std::int64_t>(tokens.size()) > capacity) {
+    throw ConfigError(fmt::format("the sequence would have {} tokens, room is for {}: raise cutoff_len",
+                                  sequence_length_ + static_cast<std::int64_t>(tokens.size()), capacity));
+  }
+  while (!tokens.empty()) {
+    const std::size_t count =
+        std::min(tokens.size(), static_cast<std::size_t>(shape_.bounds.chunk_tokens));
+    const ChunkPlan chunks = continuation(tokens.first(count), sequence_length_);
+    runner_->begin(chunks, 0.0, {});
+    run(schedule_settings(false), chunks);
+    sequence_length_ += static_cast<std::int64_t>(count);
+    tokens = tokens.subspan(count);
+  }
+  return runner_->read_logits();
+}
+
+std::vector<float> Engine::gradient(int block, const Parameter& parameter) const {
+  const std::size_t slab = static_cast<std::size_t>(host_gradient_slab(shape_.schedule, block));
+  const float* const first = host_buffers_->gradients[slab].as<float>() + parameter.offset;
+  return {first, first + parameter.numel()};
+}
+
+}  // namespace layerstream

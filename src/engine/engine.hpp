@@ -1,0 +1,117 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "backends/device.hpp"
+#include "backends/host_region.hpp"
+#include "backends/link.hpp"
+#include "backends/memory_backend.hpp"
+#include "core/token_row.hpp"
+#include "engine/buffers.hpp"
+#include "engine/executor.hpp"
+#include "engine/host_optimizer.hpp"
+#include "engine/memory_plan.hpp"
+#include "engine/parameter_store.hpp"
+#include "engine/step_runner.hpp"
+
+namespace layerstream {
+
+/// What one optimizer step did.
+struct StepResult {
+  double loss = 0.0;  ///< mean over the step's targets; NaN when there was none
+  double grad_norm = 0.0;
+  double clip_scale = 1.0;
+  std::int64_t num_tokens = 0;
+  std::int64_t num_targets = 0;
+  bool applied = false;  ///< false: no target, or NaN or Inf; nothing has changed
+};
+
+/// Hyperparameters of one step; `step` counts applied updates, from 1.
+struct StepSettings {
+  ops::AdamWSettings adamw;
+  double max_grad_norm = 0.0;  ///< 0: no clipping
+};
+
+/// Test and diagnosis switches.
+struct EngineDiagnostics {
+  bool poison = false;  ///< NaN in every buffer that must not be read before it is written
+  ExecutionObserver* observer = nullptr;
+};
+
+/// A model in host memory, streaming through a device. One caller at a time.
+class Engine {
+ public:
+  /// Allocates everything that it will ever use. Parameters are zero.
+  /// @param device outlives the engine.
+  /// Throws ConfigError, ResourceError before anything is allocated.
+  Engine(const ModelSpec& spec, const RunConfig& config, EngineMode mode, Device& device,
+         const EngineDiagnostics& diagnostics = {});
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  /// Forward, backward and update over all rows. With deferred updates the parameters move when they are
+  /// next needed; `apply_pending` does it at once.
+  StepResult train_step(std::span<const TokenRow> rows, const StepSettings& settings);
+
+  /// Applies the update that the last step left waiting, if any. To be called before `parameters` is read.
+  void apply_pending();
+
+  /// Sum of negative log-likelihoods over the rows' targets; no parameter changes.
+  double evaluate(std::span<const TokenRow> rows);
+
+  /// Generation: appends tokens to the sequence so far and returns the logits (V) after the last one.
+  std::vector<float> append(std::span<const std::int32_t> tokens);
+  /// Generation: the next append starts a new sequence.
+  void restart() { sequence_length_ = 0; }
+  std::int64_t sequence_length() const { return sequence_length_; }
+
+  ParameterStore& parameters() { return *store_; }
+  const EngineShape& shape() const { return shape_; }
+  const Ledger& ledger() const { return ledger_; }
+  const MemoryBackend& backend() const { return *backend_; }
+  WorkerPool& pool() { return pool_; }
+  /// The schedule that ran last.
+  const Schedule& schedule() const { return schedule_; }
+
+  /// Gradients of the last training step on the host, fp32, unscaled (deferred updates, before the next
+  /// step): of one parameter.
+  std::vector<float> gradient(int block, const Parameter& parameter) const;
+
+ private:
+  void run(const ScheduleSettings& settings, const ChunkPlan& chunks);
+  void poison_buffers();
+  ScheduleSettings schedule_settings(bool train) const;
+
+  Device& device_;
+  EngineDiagnostics diagnostics_;
+  std::unique_ptr<Link> link_;
+  std::unique_ptr<MemoryBackend> backend_;
+  EngineShape shape_;
+  Ledger ledger_;
+  WorkerPool pool_;
+  HostRegion host_region_;
+  std::unique_ptr<DeviceRegion> device_region_;
+  std::unique_ptr<ParameterStore> store_;
+  std::unique_ptr<HostBuffers> host_buffers_;
+  std::unique_ptr<DeviceBuffers> device_buffers_;
+  HostOptimizer optimizer_;
+  std::unique_ptr<StepRunner> runner_;
+  Executor executor_;
+  std::vector<BlockCost> costs_;
+  Schedule schedule_;
+  std::optional<ops::AdamWSettings> pending_;  ///< gradients wait in host slabs for this update
+  std::int64_t sequence_length_ = 0;
+};
+
+/// The backend that the configuration asks for on this device. Throws ConfigError for one that does not
+/// fit it.
+std::unique_ptr<MemoryBackend> make_backend(const RunConfig& config, Link& link);
+
+/// Threads of the optimizer lane: optimizer_threads, else the CPUs that this process may use.
+int optimizer_threads(const RunConfig& config);
+
+}  // namespace layerstream

@@ -1,0 +1,144 @@
+#include "engine/executor.hpp"
+
+#include <array>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace layerstream {
+namespace {
+
+constexpr std::size_t num_lanes = all_lanes.size();
+constexpr std::size_t index_of(Lane lane) { return static_cast<std::size_t>(lane); }
+
+std::string place_of(const Operation& operation) {
+  std::string place = fmt::format("{} on lane {}", name_of(operation.kind), name_of(operation.lane));
+  if (operation.block >= 0) place += fmt::format(", block {}", operation.block);
+  if (operation.chunk >= 0) place += fmt::format(", chunk {}", operation.chunk);
+  return place;
+}
+
+/// What the lanes of one run share.
+struct Run {
+  const Schedule& schedule;
+  OperationRunner& runner;
+  ExecutionObserver* observer;
+  std::array<std::vector<int>, num_lanes> operations;  ///< indices by lane, in order
+};
+
+}  // namespace
+
+struct Executor::State {
+  explicit State(Device& device_) : device(device_) {}
+
+  Device& device;
+  std::vector<std::unique_ptr<Event>> events;  ///< by operation
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<std::thread> threads;
+  Run* run = nullptr;  ///< null between runs
+  std::uint64_t generation = 0;
+  int busy_lanes = 0;
+  bool stopping = false;
+  std::exception_ptr failure;
+
+  void fail(std::exception_ptr error) {
+    {
+      const std::lock_guard lock(mutex);
+      if (failure) return;
+      failure = error;
+    }
+    for (const auto& event : events) event->abandon();
+  }
+
+  void issue(Run& current, int index, StreamView stream) {
+    const Operation& operation = current.schedule.operations[static_cast<std::size_t>(index)];
+    for (const int dependency : operation.dependencies) events[static_cast<std::size_t>(dependency)]->wait(stream);
+    if (current.observer != nullptr) current.observer->before(index, operation);
+    current.runner.run(operation, stream);
+    if (current.observer != nullptr) current.observer->after(index, operation);
+    events[static_cast<std::size_t>(index)]->record(stream);
+  }
+
+  void run_lane(Lane lane) {
+    Run& current = *run;
+    for (const int index : current.operations[index_of(lane)]) {
+      {
+        const std::lock_guard lock(mutex);
+        if (failure) return;
+      }
+      try {
+        issue(current, index, device.stream(lane));
+      } catch (const Abandoned&) {
+        return;
+      } catch (const Error& error) {
+        const std::string place = place_of(current.schedule.operations[static_cast<std::size_t>(index)]);
+        fail(std::make_exception_ptr(Error(fmt::format("{}: {}", place, error.what()), error.code())));
+        return;
+      } catch (const std::exception& error) {
+        const std::string place = place_of(current.schedule.operations[static_cast<std::size_t>(index)]);
+        fail(std::make_exception_ptr(Error(fmt::format("{}: {}", place, error.what()))));
+        return;
+      }
+    }
+  }
+
+  void lane_thread(Lane lane) {
+    std::uint64_t seen = 0;
+    std::unique_lock lock(mutex);
+    while (true) {
+      changed.wait(lock, [&] { return stopping || generation != seen; });
+      if (stopping) return;
+      seen = generation;
+      lock.unlock();
+      run_lane(lane);
+      lock.lock();
+      --busy_lanes;
+      changed.notify_all();
+    }
+  }
+};
+
+Executor::Executor(Device& device) : state_(std::make_unique<State>(device)) {
+  for (const Lane lane : all_lanes) {
+    if (lane == Lane::compute) continue;
+    state_->threads.emplace_back([state = state_.get(), lane] { state->lane_thread(lane); });
+  }
+}
+
+Executor::~Executor() {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->stopping = true;
+  }
+  state_->changed.notify_all();
+  for (std::thread& thread : state_->threads) thread.join();
+}
+
+void Executor::run(const Schedule& schedule, OperationRunner& runner, ExecutionObserver* observer) {
+  State& state = *state_;
+  Run current{.schedule = schedule, .runner = runner, .observer = observer, .operations = {}};
+  for (std::size_t i = 0; i < schedule.operations.size(); ++i) {
+    current.operations[index_of(schedule.operations[i].lane)].push_back(static_cast<int>(i));
+  }
+  while (state.events.size() < schedule.operations.size()) state.events.push_back(state.device.make_event());
+  for (const auto& event : state.events) event->reset();
+  {
+    const std::lock_guard lock(state.mutex);
+    state.run = &current;
+    state.failure = nullptr;
+    state.busy_lanes = static_cast<int>(state.threads.size());
+    ++state.generation;
+  }
+  state.changed.notify_all();
+  state.run_lane(Lane::compute);
+  std::unique_lock lock(state.mutex);
+  state.changed.wait(lock, [&] { return state.busy_lanes == 0; });
+  state.run = nullptr;
+  state.device.synchronize();
+  if (state.failure) std::rethrow_exception(state.failure);
+}
+
+}  // namespace layerstream

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "backends/device.hpp"
+#include "engine/schedule.hpp"
+
+namespace layerstream {
+
+/// Carries out single operations; called from the thread of the operation's lane.
+class OperationRunner {
+ public:
+  virtual ~OperationRunner() = default;
+  /// Asynchronous on `stream` for device lanes, done on return for the host lane.
+  virtual void run(const Operation& operation, StreamView stream) = 0;
+};
+
+/// Sees every operation on its lane's thread: traces, test delays.
+class ExecutionObserver {
+ public:
+  virtual ~ExecutionObserver() = default;
+  /// After the operation's dependencies, before it is issued.
+  virtual void before(int index, const Operation& operation) = 0;
+  virtual void after(int index, const Operation& operation) = 0;
+};
+
+/// Runs schedules: a thread for each lane but compute, which is the calling thread's; dependencies
+/// between lanes are events, and nothing else waits.
+class Executor {
+ public:
+  /// @param device outlives the executor.
+  explicit Executor(Device& device);
+  ~Executor();
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+
+  /// Runs all operations; returns when every lane is done. When an operation throws, the other lanes are
+  /// abandoned at their next wait, and the first error is rethrown with operation, block, chunk and lane
+  /// in its message.
+  void run(const Schedule& schedule, OperationRunner& runner, ExecutionObserver* observer = nullptr);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace layerstream

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+
+#include "core/worker_pool.hpp"
+#include "ops/adamw.hpp"
+
+namespace layerstream {
+
+/// AdamW over the slabs of blocks on the host's own threads. Slabs are cut at fixed places, whatever the
+/// number of threads, and the formula is elementwise: results do not depend on who does which piece.
+class HostOptimizer {
+ public:
+  /// 256 Ki elements are 7 MiB of state: a few hundred microseconds of one thread, so that threads finish
+  /// together and handing out pieces costs nothing; and whole pages of each array, so that no two
+  /// threads share one.
+  static constexpr std::int64_t default_piece_elements = 256 * 1024;
+
+  /// @param pool outlives this object; @param piece_elements at least 1.
+  explicit HostOptimizer(WorkerPool& pool, std::int64_t piece_elements = default_piece_elements);
+
+  /// One step, in place; returns when all of the slab is updated. Elements [0, num_matrix) are matrices and
+  /// decayed by settings.weight_decay, the rest (norm weights, biases) are not decayed. Throws ContractError
+  /// unless 0 <= num_matrix <= slab.n.
+  void update(const ops::AdamWSlice& slab, std::int64_t num_matrix, const ops::AdamWSettings& settings);
+
+ private:
+  WorkerPool* pool_;
+  std::int64_t piece_elements_;
+};
+
+}  // namespace layerstream

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "backends/memory_backend.hpp"
+#include "core/ledger.hpp"
+#include "core/run_config.hpp"
+#include "engine/buffers.hpp"
+#include "model/spec.hpp"
+
+namespace layerstream {
+
+/// What an engine is built for.
+enum class EngineMode : std::uint8_t {
+  train,     ///< gradients and optimizer state
+  generate,  ///< weights and keys and values of all layers
+};
+
+/// The size of everything that an engine of this model, run and mode needs. Nothing is allocated.
+/// Throws ConfigError for combinations that cannot work.
+EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& config, EngineMode mode);
+
+/// Completes the shape with what the backend's slots need, and counts the engine's bytes by laying its
+/// buffers out without memory. The engine allocates exactly this.
+Ledger plan_memory(EngineShape& shape, const MemoryBackend& backend);
+
+/// Adds what a training process holds besides the engine: its code, libraries and stacks as they stand
+/// now (call it after the kernels' runtime has started), the data, and a buffer for weights in transit.
+void add_process_lines(Ledger& ledger, std::size_t data_bytes);
+
+/// Host bytes that this process may use: host_memory_limit, else what the system says is available.
+struct HostBudget {
+  std::size_t bytes = 0;
+  std::string bound_by;  ///< the file or key that says so
+};
+HostBudget host_budget(const RunConfig& config);
+
+/// Refuses a run that cannot fit, before anything is allocated: need and have per component.
+/// @param device_is_host the device's memory is taken from the host (simulation).
+/// Throws ResourceError.
+void check_memory(const Ledger& ledger, const HostBudget& host, std::size_t device_limit, bool device_is_host);
+
+}  // namespace layerstream

@@ -1,0 +1,436 @@
+#include "engine/step_runner.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "ops/elementwise.hpp"
+
+namespace layerstream {
+
+StepRunner::StepRunner(const Parts& parts, bool poison) : parts_(parts), poison_(poison) {
+  host_norm_partials_.resize(parts.shape.layout.blocks.size());
+}
+
+void StepRunner::begin(const ChunkPlan& chunks, double max_grad_norm, const ops::AdamWSettings& optimizer) {
+  const ChunkBounds& bounds = parts_.shape.bounds;
+  LAYERSTREAM_EXPECT(chunks.num_tokens() <= bounds.tokens, "step of {} tokens, buffers for {}", chunks.num_tokens(),
+                     bounds.tokens);
+  for (const Chunk& chunk : chunks.chunks) {
+    LAYERSTREAM_EXPECT(chunk.num_tokens <= bounds.chunk_tokens, "chunk of {} tokens, buffers for {}", chunk.num_tokens,
+                       bounds.chunk_tokens);
+  }
+  LAYERSTREAM_EXPECT(chunks.max_position <= parts_.shape.max_positions, "{} positions, rope tables for {}",
+                     chunks.max_position, parts_.shape.max_positions);
+  chunks_ = &chunks;
+  max_grad_norm_ = max_grad_norm;
+  optimizer_settings_ = optimizer;
+  bound_ = {};
+  verdict_ = {};
+  num_updated_ = 0;
+
+  const StreamView stream = parts_.device.stream(Lane::compute);
+  const DeviceBuffers& device = parts_.device_buffers;
+  const auto upload = [&](const TensorView& target, const std::vector<std::int32_t>& values) {
+    parts_.backend.copy_to_device(target.data(), values.data(), values.size() * sizeof(std::int32_t), stream);
+  };
+  upload(device.input_ids, chunks.input_ids);
+  upload(device.targets, chunks.targets);
+  upload(device.positions, chunks.positions);
+  ops::fill_zero(context(stream), TensorView(device.nll_sum, {1}));
+}
+
+void StepRunner::run(const Operation& operation, StreamView stream) {
+  switch (operation.kind) {
+    case OperationKind::update: return update(operation);
+    case OperationKind::fetch_weights: return fetch_weights(operation, stream);
+    case OperationKind::release_weights: return release_weights(operation);
+    case OperationKind::forward: return forward(operation, stream);
+    case OperationKind::save_input:
+    case OperationKind::load_input: return move_input(operation, stream);
+    case OperationKind::save_intermediates:
+    case OperationKind::load_intermediates: return move_intermediates(operation, stream);
+    case OperationKind::loss: return loss(operation, stream);
+    case OperationKind::loss_and_gradient: return loss_and_gradient(operation, stream);
+    case OperationKind::logits: return logits(operation, stream);
+    case OperationKind::clear_gradient: return clear_gradient(operation, stream);
+    case OperationKind::load_gradient: return load_gradient(operation, stream);
+    case OperationKind::rebuild_key_value: return rebuild_key_value(operation, stream);
+    case OperationKind::backward: return backward(operation, stream);
+    case OperationKind::gradient_norm: return gradient_norm(operation, stream);
+    case OperationKind::emit_gradient: return emit_gradient(operation, stream);
+    case OperationKind::verdict: return decide();
+  }
+}
+
+double StepRunner::read_nll_sum() {
+  double value = 0.0;
+  parts_.backend.copy_to_host(&value, parts_.device_buffers.nll_sum, sizeof(value),
+                              parts_.device.stream(Lane::compute));
+  parts_.device.synchronize();
+  return value;
+}
+
+std::vector<float> StepRunner::read_logits() {
+  const TensorView& logits = parts_.device_buffers.logits;
+  std::vector<float> values(static_cast<std::size_t>(logits.numel()));
+  parts_.backend.copy_to_host(values.data(), logits.as<float>(), values.size() * sizeof(float),
+                              parts_.device.stream(Lane::compute));
+  parts_.device.synchronize();
+  return values;
+}
+
+// --- views ---
+
+ops::Context StepRunner::context(StreamView stream) const {
+  const TensorView& workspace = parts_.device_buffers.workspace;
+  return {.stream = stream, .workspace = workspace.data(), .workspace_bytes = workspace.bytes()};
+}
+
+const Chunk& StepRunner::chunk_of(const Operation& operation) const {
+  return chunks_->chunks[static_cast<std::size_t>(operation.chunk)];
+}
+
+const BlockLayout& StepRunner::layout_of(int block) const {
+  return parts_.shape.layout.blocks[static_cast<std::size_t>(block)];
+}
+
+SavedIntermediates StepRunner::saved() const {
+  return parts_.shape.schedule.train ? saved_by(parts_.shape.schedule.activation_policy) : SavedIntermediates{};
+}
+
+TensorView StepRunner::input_of(int block, const Chunk& chunk) const {
+  const std::vector<TensorView>& inputs = parts_.device_buffers.inputs;
+  const bool resident = parts_.shape.schedule.train && !parts_.shape.schedule.activations_on_host;
+  const std::size_t index = static_cast<std::size_t>(resident ? block : block % 2);
+  return inputs[index].rows(chunk.first_token, chunk.num_tokens);
+}
+
+DecoderIntermediates StepRunner::scratch_of(const Chunk& chunk) const {
+  DecoderIntermediates whole = parts_.device_buffers.scratch_intermediates;
+  const TensorView key_value_raw = std::exchange(whole.key_value_raw, {});
+  DecoderIntermediates scratch = rows_of(whole, 0, chunk.num_tokens);
+  if (key_value_raw) {
+    const bool spans_group = parts_.device_buffers.key_value_raw_spans_group;
+    scratch.key_value_raw = key_value_raw.rows(spans_group ? chunk.offset_in_group : 0, chunk.num_tokens);
+  }
+  return scratch;
+}
+
+DecoderIntermediates StepRunner::transit_of(const Operation& operation, const Chunk& chunk) const {
+  const std::vector<DecoderIntermediates>& saved = parts_.device_buffers.saved;
+  if (saved.empty()) return {};
+  if (parts_.shape.schedule.activations_on_host) {
+    if (operation.intermediate_slot < 0) return {};
+    return rows_of(saved[static_cast<std::size_t>(operation.intermediate_slot)], 0, chunk.num_tokens);
+  }
+  return rows_of(saved[static_cast<std::size_t>(operation.block)], chunk.first_token, chunk.num_tokens);
+}
+
+DecoderIntermediates StepRunner::intermediates_of(const Operation& operation, const Chunk& chunk) const {
+  DecoderIntermediates views = scratch_of(chunk);
+  const DecoderIntermediates kept = transit_of(operation, chunk);
+  const auto prefer_kept = [&](TensorView DecoderIntermediates::*member) {
+    if (kept.*member) views.*member = kept.*member;
+  };
+  prefer_kept(&DecoderIntermediates::query_raw);
+  prefer_kept(&DecoderIntermediates::key_value_raw);
+  prefer_kept(&DecoderIntermediates::attention);
+  prefer_kept(&DecoderIntermediates::lse);
+  prefer_kept(&DecoderIntermediates::residual);
+  prefer_kept(&DecoderIntermediates::gate_up);
+  return views;
+}
+
+DecoderPass StepRunner::pass_of(const Operation& operation, const DecoderWeights& weights,
+                                const DecoderIntermediates& intermediates) const {
+  const Chunk& chunk = chunk_of(operation);
+  const DeviceBuffers& device = parts_.device_buffers;
+  const std::int64_t n = chunk.num_tokens;
+  const std::size_t group = device.groups.size() == 1 ? 0 : static_cast<std::size_t>(operation.block - 1);
+  const auto rows = [&](const TensorView& view) { return view ? view.rows(0, n) : view; };
+  return {.spec = parts_.shape.spec,
+          .layer = layout_of(operation.block).layer,
+          .weights = weights,
+          .chunk = chunk,
+          .rope = {.cos = device.rope_cos, .sin = device.rope_sin},
+          .positions = device.positions.rows(chunk.first_token, n),
+          .x = input_of(operation.block, chunk),
+          .intermediates = intermediates,
+          .group = device.groups[group],
+          .scratch = {.normed = rows(device.decoder.normed),
+                      .query = rows(device.decoder.query),
+                      .activation = rows(device.decoder.activation),
+                      .dhidden = rows(device.decoder.dhidden),
+                      .dattention = rows(device.decoder.dattention),
+                      .dquery = rows(device.decoder.dquery),
+                      .dquery_key_value = rows(device.decoder.dquery_key_value)}};
+}
+
+DecoderWeights StepRunner::decoder_weights(int block) const {
+  return bind_decoder_weights(parts_.shape.spec, layout_of(block), bound_.matrices, parts_.shape.compute,
+                              parts_.device_buffers.vectors.data(), DType::f32);
+}
+
+HeadWeights StepRunner::head_weights() const {
+  const ModelSpec& spec = parts_.shape.spec;
+  return {.norm = ConstTensorView(parts_.device_buffers.vectors.data(), DType::f32, {spec.hidden_size}),
+          .matrix = ConstTensorView(bound_.matrices, parts_.shape.compute, {spec.vocab_size, spec.hidden_size})};
+}
+
+HeadPass StepRunner::head_pass(const Operation& operation, const HeadWeights& weights) const {
+  const Chunk& chunk = chunk_of(operation);
+  return {.spec = parts_.shape.spec,
+          .weights = weights,
+          .x = input_of(operation.block, chunk),
+          .targets = parts_.device_buffers.targets.rows(chunk.first_token, chunk.num_tokens),
+          .scratch = parts_.device_buffers.head};
+}
+
+TensorView StepRunner::gradient_of(const Operation& operation, std::int64_t elements) const {
+  return parts_.device_buffers.gradient_slots[static_cast<std::size_t>(operation.gradient_slot)].rows(0, elements);
+}
+
+// --- weights ---
+
+void StepRunner::fetch_weights(const Operation& operation, StreamView stream) {
+  const int block = operation.block;
+  parts_.backend.fetch(operation.weight_slot, block, parts_.store.version(block),
+                       parts_.store.source(block, parts_.shape.low_halves_stream()), stream);
+}
+
+void StepRunner::release_weights(const Operation& operation) {
+  parts_.backend.release(operation.weight_slot, operation.block);
+  if (bound_.block == operation.block) bound_ = {};
+  if (!poison_) return;
+  void* const slot = parts_.device_buffers.weight_slots[static_cast<std::size_t>(operation.weight_slot)];
+  parts_.device.poison(slot, parts_.shape.slot_bytes);
+}
+
+void StepRunner::bind(const Operation& operation, StreamView stream) {
+  if (bound_.block == operation.block && bound_.slot == operation.weight_slot) return;
+  const int block = operation.block;
+  const ModelLayout& layout = parts_.shape.layout;
+  const ModelSpec& spec = parts_.shape.spec;
+  const WeightBinding binding = parts_.backend.acquire(operation.weight_slot, block, parts_.store.version(block));
+  bound_ = {.block = block, .slot = operation.weight_slot, .matrices = nullptr, .table = {}};
+
+  const BlockLayout& own = layout_of(block);
+  const std::int64_t num_vectors = own.num_elements - own.num_matrix_elements;
+  if (num_vectors > 0) {
+    ops::merge_halves(context(stream), parts_.device_buffers.vectors.rows(0, num_vectors),
+                      ConstTensorView(binding[0].vector_hi, {num_vectors}),
+                      ConstTensorView(binding[0].vector_lo, {num_vectors}));
+  }
+  if (block == layout.embedding()) {
+    bound_.table.hi = ConstTensorView(binding[0].matrix_hi, {spec.vocab_size, spec.hidden_size});
+    if (binding[0].matrix_lo != nullptr) {
+      bound_.table.lo = ConstTensorView(binding[0].matrix_lo, {spec.vocab_size, spec.hidden_size});
+    }
+    return;
+  }
+  const bool tied_head = block == layout.head() && layout.head_uses_embedding;
+  const BoundSlab& slab = binding[tied_head ? 1 : 0];
+  const std::int64_t num_matrix = layout_of(tied_head ? layout.embedding() : block).num_matrix_elements;
+  if (parts_.shape.low_halves_stream()) {
+    const TensorView merged = parts_.device_buffers.matrices.rows(0, num_matrix);
+    ops::merge_halves(context(stream), merged, ConstTensorView(slab.matrix_hi, {num_matrix}),
+                      ConstTensorView(slab.matrix_lo, {num_matrix}));
+    bound_.matrices = merged.data();
+  } else {
+    bound_.matrices = slab.matrix_hi;
+  }
+}
+
+// --- compute ---
+
+void StepRunner::forward(const Operation& operation, StreamView stream) {
+  bind(operation, stream);
+  const Chunk& chunk = chunk_of(operation);
+  const TensorView output = input_of(operation.block + 1, chunk);
+  if (operation.block == parts_.shape.layout.embedding()) {
+    ops::embedding_forward(context(stream), output, bound_.table,
+                           parts_.device_buffers.input_ids.rows(chunk.first_token, chunk.num_tokens));
+    return;
+  }
+  const DecoderWeights weights = decoder_weights(operation.block);
+  decoder_forward(context(stream), pass_of(operation, weights, intermediates_of(operation, chunk)), output);
+}
+
+void StepRunner::loss(const Operation& operation, StreamView stream) {
+  bind(operation, stream);
+  const HeadWeights weights = head_weights();
+  head_loss(context(stream), head_pass(operation, weights), parts_.device_buffers.nll_sum);
+}
+
+void StepRunner::loss_and_gradient(const Operation& operation, StreamView stream) {
+  bind(operation, stream);
+  const Chunk& chunk = chunk_of(operation);
+  const HeadWeights weights = head_weights();
+  const ModelSpec& spec = parts_.shape.spec;
+  const ModelLayout& layout = parts_.shape.layout;
+  const BlockLayout& own = layout_of(operation.block);
+  const TensorView gradient = gradient_of(operation, parts_.shape.gradient_elements(operation.block));
+  // Own slab first: [lm_head] norm; then, when tied, the embedding's slab.
+  const std::int64_t matrix_at = layout.head_uses_embedding ? own.num_elements : 0;
+  const HeadGradients gradients{
+      .norm = gradient.rows(own.num_matrix_elements, spec.hidden_size),
+      .matrix = gradient.rows(matrix_at, spec.vocab_size * spec.hidden_size)
+                    .reshape({spec.vocab_size, spec.hidden_size})};
+  const TensorView dx =
+      parts_.device_buffers.stream_gradient.rows(chunk.first_token, chunk.num_tokens);
+  head_loss_and_gradient(context(stream), head_pass(operation, weights),
+                         1.0 / static_cast<double>(chunks_->num_targets), dx, gradients,
+                         parts_.device_buffers.nll_sum);
+}
+
+void StepRunner::logits(const Operation& operation, StreamView stream) {
+  bind(operation, stream);
+  const HeadWeights weights = head_weights();
+  HeadPass pass = head_pass(operation, weights);
+  pass.x = pass.x.rows(pass.x.dim(0) - 1, 1);
+  head_logits(context(stream), pass, parts_.device_buffers.logits);
+}
+
+void StepRunner::rebuild_key_value(const Operation& operation, StreamView stream) {
+  bind(operation, stream);
+  const Chunk& chunk = chunk_of(operation);
+  const DecoderWeights weights = decoder_weights(operation.block);
+  // Saved projections are at hand only when they live on the device.
+  SavedIntermediates ready = saved();
+  ready.projections = ready.projections && !parts_.shape.schedule.activations_on_host;
+  const DecoderPass pass = pass_of(operation, weights, intermediates_of(operation, chunk));
+  decoder_rebuild_key_value(context(stream), pass, ready);
+  // The chunk's rows of the group's gradients; by the last chunk's rebuild, all of them are zero.
+  ops::fill_zero(context(stream), pass.group.dkey.rows(chunk.offset_in_group, chunk.num_tokens));
+  ops::fill_zero(context(stream), pass.group.dvalue.rows(chunk.offset_in_group, chunk.num_tokens));
+}
+
+void StepRunner::backward(const Operation& operation, StreamView stream) {
+  const Chunk& chunk = chunk_of(operation);
+  const TensorView dy_dx = parts_.device_buffers.stream_gradient.rows(chunk.first_token, chunk.num_tokens);
+  const TensorView gradient = gradient_of(operation, layout_of(operation.block).num_elements);
+  if (operation.block == parts_.shape.layout.embedding()) {
+    const ModelSpec& spec = parts_.shape.spec;
+    ops::embedding_backward(
+        context(stream),
+        gradient.rows(0, spec.vocab_size * spec.hidden_size).reshape({spec.vocab_size, spec.hidden_size}), dy_dx,
+        parts_.device_buffers.input_ids.rows(chunk.first_token, chunk.num_tokens));
+    return;
+  }
+  bind(operation, stream);
+  const DecoderWeights weights = decoder_weights(operation.block);
+  const DecoderGradients gradients =
+      bind_decoder_gradients(parts_.shape.spec, layout_of(operation.block), gradient.data(), DType::f32);
+  decoder_backward(context(stream), pass_of(operation, weights, intermediates_of(operation, chunk)), saved(), dy_dx,
+                   gradients);
+}
+
+// --- activations ---
+
+void StepRunner::move_input(const Operation& operation, StreamView stream) {
+  const Chunk& chunk = chunk_of(operation);
+  const TensorView device = input_of(operation.block, chunk);
+  const TensorView host = parts_.host_buffers.inputs[static_cast<std::size_t>(operation.block)].rows(
+      chunk.first_token, chunk.num_tokens);
+  if (operation.kind == OperationKind::save_input) {
+    parts_.backend.copy_to_host(host.data(), device.data(), host.bytes(), stream);
+  } else {
+    parts_.backend.copy_to_device(device.data(), host.data(), host.bytes(), stream);
+  }
+}
+
+void StepRunner::move_intermediates(const Operation& operation, StreamView stream) {
+  const Chunk& chunk = chunk_of(operation);
+  const DecoderIntermediates device = transit_of(operation, chunk);
+  const DecoderIntermediates host =
+      rows_of(parts_.host_buffers.intermediates[static_cast<std::size_t>(operation.block)], chunk.first_token,
+              chunk.num_tokens);
+  for_each_pair(device, host, [&](const TensorView& on_device, const TensorView& on_host) {
+    if (operation.kind == OperationKind::save_intermediates) {
+      parts_.backend.copy_to_host(on_host.data(), on_device.data(), on_device.bytes(), stream);
+    } else {
+      parts_.backend.copy_to_device(on_device.data(), on_host.data(), on_device.bytes(), stream);
+    }
+  });
+}
+
+// --- gradients and optimizer ---
+
+void StepRunner::clear_gradient(const Operation& operation, StreamView stream) {
+  ops::fill_zero(context(stream), gradient_of(operation, parts_.shape.gradient_elements(operation.block)));
+}
+
+void StepRunner::load_gradient(const Operation& operation, StreamView stream) {
+  const TensorView gradient = gradient_of(operation, layout_of(operation.block).num_elements);
+  const int slab = host_gradient_slab(parts_.shape.schedule, operation.block);
+  parts_.backend.copy_to_device(gradient.data(), parts_.host_buffers.gradients[static_cast<std::size_t>(slab)].data(),
+                                gradient.bytes(), stream);
+}
+
+void StepRunner::gradient_norm(const Operation& operation, StreamView stream) {
+  // A tied head's share of the embedding's gradient is counted with the embedding.
+  const TensorView gradient = gradient_of(operation, layout_of(operation.block).num_elements);
+  ops::sum_of_squares(context(stream), parts_.device_buffers.norm_partials + operation.block, gradient);
+}
+
+void StepRunner::emit_gradient(const Operation& operation, StreamView stream) {
+  const int block = operation.block;
+  const ScheduleSettings& schedule = parts_.shape.schedule;
+  const TensorView gradient = gradient_of(operation, parts_.shape.gradient_elements(block));
+  const auto emit = [&](int home, std::int64_t first, std::int64_t count) {
+    const std::size_t slab = static_cast<std::size_t>(host_gradient_slab(schedule, home));
+    const TensorView piece = gradient.rows(first, count);
+    parts_.backend.copy_to_host(parts_.host_buffers.gradients[slab].data(), piece.data(), piece.bytes(), stream);
+  };
+  const std::int64_t own = layout_of(block).num_elements;
+  emit(block, 0, own);
+  if (gradient.numel() > own) emit(parts_.shape.layout.embedding(), own, gradient.numel() - own);
+  parts_.backend.copy_to_host(&host_norm_partials_[static_cast<std::size_t>(block)],
+                              parts_.device_buffers.norm_partials + block, sizeof(double), stream);
+  if (block == parts_.shape.layout.head()) {
+    parts_.backend.copy_to_host(&host_nll_sum_, parts_.device_buffers.nll_sum, sizeof(double), stream);
+  }
+}
+
+void StepRunner::update(const Operation& operation) {
+  const int block = operation.block;
+  if (parts_.shape.schedule.optimizer_update == OptimizerUpdate::immediate) {
+    // No verdict yet: this block's own gradient, and those before it in the backward pass, must do.
+    const bool finite = std::isfinite(host_norm_partials_[static_cast<std::size_t>(block)]);
+    if (!finite || !verdict_.finite) {
+      verdict_.finite = false;
+      if (num_updated_ == 0) return;
+      throw Error(fmt::format(
+          "the gradient of block {} is not finite after {} later blocks were updated, so this step cannot be undone; "
+          "the newest checkpoint is intact. Resume from it, with optimizer_update: deferred to have such steps "
+          "skipped whole",
+          block, num_updated_),
+                  exit_code::not_finite);
+    }
+  }
+  const Slab& slab = parts_.store.slab(block);
+  const std::size_t home = static_cast<std::size_t>(host_gradient_slab(parts_.shape.schedule, block));
+  parts_.optimizer.update({.hi = slab.hi,
+                           .lo = slab.lo,
+                           .exp_avg = slab.exp_avg,
+                           .exp_avg_sq = slab.exp_avg_sq,
+                           .gradient = parts_.host_buffers.gradients[home].as<float>(),
+                           .n = slab.num_elements},
+                          slab.num_matrix_elements, optimizer_settings_);
+  parts_.store.bump_version(block);
+  ++num_updated_;
+}
+
+void StepRunner::decide() {
+  double sum_of_squares = 0.0;
+  for (const double partial : host_norm_partials_) sum_of_squares += partial;
+  verdict_.nll_sum = host_nll_sum_;
+  verdict_.grad_norm = std::sqrt(sum_of_squares);
+  verdict_.finite = std::isfinite(host_nll_sum_) && std::isfinite(verdict_.grad_norm);
+  // As torch.nn.utils.clip_grad_norm_: never scaled up.
+  verdict_.clip_scale =
+      max_grad_norm_ > 0.0 ? std::min(1.0, max_grad_norm_ / (verdict_.grad_norm + 1e-6)) : 1.0;
+}
+
+}  // namespace layerstream

@@ -1,0 +1,80 @@
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "backends/device.hpp"
+#include "core/config.hpp"
+#include "core/log.hpp"
+#include "core/signals.hpp"
+#include "engine/checkpoint_io.hpp"
+#include "engine/engine.hpp"
+#include "engine/lr_schedule.hpp"
+#include "io/dataset.hpp"
+#include "io/metrics.hpp"
+#include "io/sampler.hpp"
+#include "model/hf_config.hpp"
+
+namespace layerstream {
+
+/// How a run ended.
+struct TrainingEnd {
+  std::int64_t global_step = 0;
+  double last_loss = 0.0;
+  std::filesystem::path checkpoint;  ///< the last one written; empty if none
+  bool interrupted = false;          ///< by a signal, after a checkpoint
+};
+
+/// A training run: reads, refuses what cannot work, trains, logs, saves and resumes.
+class Trainer {
+ public:
+  /// Does all reading and checking, and allocates; step 0 has not begun when it returns. Polls `stop`
+  /// between pieces of work and throws Interrupted.
+  /// @param device, stop outlive the trainer.
+  Trainer(const LoadedConfig& config, Device& device, const StopRequest& stop, const Log& log,
+          const EngineDiagnostics& diagnostics = {});
+
+  /// From where the run stands to its end, or to a stop request, which leaves a checkpoint.
+  /// Throws Error with exit_code::not_finite after max_skipped_steps skipped steps in a row.
+  TrainingEnd run();
+
+  /// One optimizer step. @pre not done().
+  StepResult step();
+  bool done() const { return state_.global_step >= total_steps_; }
+  /// Writes a checkpoint of the present state and applies save_total_limit.
+  std::filesystem::path save();
+
+  Engine& engine() { return *engine_; }
+  const io::Dataset& dataset() const { return *dataset_; }
+  const TrainerState& state() const { return state_; }
+  std::int64_t total_steps() const { return total_steps_; }
+
+ private:
+  void plan_steps();
+  void check_output_directory(const std::optional<std::filesystem::path>& resume_point) const;
+  void check_disk_space() const;
+  void load_state(const std::optional<std::filesystem::path>& resume_point);
+  void check_same_run(const TrainerState& saved, const std::filesystem::path& place) const;
+  void log_banner() const;
+
+  LoadedConfig config_;
+  Device& device_;
+  const StopRequest& stop_;
+  Log log_;
+  HfConfigText model_config_;
+  ModelSpec spec_;
+  std::optional<io::Dataset> dataset_;
+  std::unique_ptr<io::DataOrder> order_;
+  std::unique_ptr<LrSchedule> schedule_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<io::MetricsWriter> metrics_;
+  TrainerState state_;
+  std::int64_t total_steps_ = 0;
+};
+
+/// The model that the configuration names: model_name_or_path, or config_name for fresh weights.
+HfConfigText model_config_of(const RunConfig& run);
+
+}  // namespace layerstream

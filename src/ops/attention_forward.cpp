@@ -1,0 +1,130 @@
+#include <cmath>
+#include <limits>
+
+#include "ops/attention.hpp"
+#include "ops/detail/attention_launch.hpp"
+#include "ops/detail/attention_tile.hpp"
+#include "ops/detail/check.hpp"
+#include "ops/detail/softmax_rows.hpp"
+
+namespace layerstream::ops {
+namespace {
+
+using detail::AttentionScratch;
+using detail::AttentionShape;
+using detail::Interval;
+using detail::key_tile;
+using detail::MathOf;
+using detail::Product;
+using detail::query_tile;
+using detail::score_pitch;
+using detail::Tile;
+
+/// Online softmax over tiles of keys: Dao, "FlashAttention-2" (2023), algorithm 1.
+/// A unit is a tile of queries of one head.
+template <class T>
+struct ForwardPass {
+  using A = MathOf<T>;
+  AttentionShape shape;
+  T* o;        // (T, NH, d)
+  A* lse;      // (T, NH)
+  const T* q;  // (T, NH, d)
+  const T* k;  // (S, NKV, d)
+  const T* v;  // (S, NKV, d)
+  std::span<const AttentionSegment> segments;
+  A* workspace;
+  detail::AttentionScratchLayout layout;
+
+  void operator()(std::int64_t slot) const {
+    const AttentionScratch<A> scratch = layout.of_slot(workspace, slot);
+    detail::for_each_unit(
+        slot, segments,
+        [&](const AttentionSegment& segment) {
+          return detail::tiles(segment.num_queries, query_tile) * shape.heads;
+        },
+        [&](const AttentionSegment& segment, std::int64_t unit) {
+          const std::int64_t begin = unit / shape.heads * query_tile;
+          attend(segment, {begin, std::min(begin + query_tile, segment.num_queries)}, unit % shape.heads,
+                 scratch);
+        });
+  }
+
+  void attend(const AttentionSegment& segment, Interval queries, std::int64_t head,
+              const AttentionScratch<A>& scratch) const {
+    const std::int64_t d = shape.head_dim, count = queries.size();
+    const std::int64_t first_row = segment.first_query + queries.begin;
+    const Tile<A> query = detail::load_tile(q + first_row * shape.query_stride() + head * d,
+                                            shape.query_stride(), count, d, scratch.queries);
+    A* largest = scratch.rows;
+    A* total = scratch.rows + query_tile;
+    std::fill(largest, largest + count, -std::numeric_limits<A>::infinity());
+    std::fill(total, total + count, A(0));
+    std::fill(scratch.sums, scratch.sums + count * d, A(0));
+
+    const Interval all_keys = detail::visible_keys(segment, shape.window, queries);
+    for (std::int64_t begin = all_keys.begin; begin < all_keys.end; begin += key_tile) {
+      const Interval keys{begin, std::min(begin + key_tile, all_keys.end)};
+      const std::int64_t key_offset =
+          (segment.first_key + keys.begin) * shape.key_stride() + head / shape.group() * d;
+      const Tile<A> key = detail::load_tile(k + key_offset, shape.key_stride(), keys.size(), d, scratch.keys);
+      const Tile<A> value =
+          detail::load_tile(v + key_offset, shape.key_stride(), keys.size(), d, scratch.keys + key_tile * d);
+      detail::tile_product(Product::n_t, count, keys.size(), d, static_cast<A>(shape.scale), query, key, A(0),
+                           scratch.scores, score_pitch);
+      for (std::int64_t row = 0; row < count; ++row) {
+        const Interval visible = detail::visible_keys(segment, shape.window, queries.begin + row);
+        accumulate_row(scratch.scores + row * score_pitch, keys, visible, largest[row], total[row],
+                       scratch.sums + row * d);
+      }
+      detail::tile_product(Product::n_n, count, d, keys.size(), A(1), Tile<A>{scratch.scores, score_pitch},
+                           value, A(1), scratch.sums, d);
+    }
+    for (std::int64_t row = 0; row < count; ++row) {
+      T* out = o + (first_row + row) * shape.query_stride() + head * d;
+      const A* sums = scratch.sums + row * d;
+      for (std::int64_t i = 0; i < d; ++i) out[i] = detail::store_as<T>(sums[i] / total[row]);
+      lse[(first_row + row) * shape.heads + head] = largest[row] + std::log(total[row]);
+    }
+  }
+
+  /// Scores become exp(score − largest so far); what was summed under an older maximum is rescaled.
+  void accumulate_row(A* scores, Interval keys, Interval visible, A& largest, A& total, A* sums) const {
+    const Interval seen = detail::clear_masked(scores, keys, visible);
+    if (seen.size() == 0) return;
+    const A before = largest;
+    largest = std::max(before, detail::row_max(scores + seen.begin, seen.size()));
+    const A sum = detail::row_exp(scores + seen.begin, seen.size(), largest);
+    if (largest == before) {
+      total += sum;
+      return;
+    }
+    const A rescale = std::exp(before - largest);
+    total = total * rescale + sum;
+    for (std::int64_t i = 0; i < shape.head_dim; ++i) sums[i] *= rescale;
+  }
+};
+
+}  // namespace
+
+void attention_forward(const Context& context, const AttentionForward& args,
+                       std::span<const AttentionSegment> segments, const AttentionSettings& settings) {
+  constexpr const char* operation = "attention_forward";
+  const AttentionShape shape =
+      detail::checked_attention_shape(operation, args.q, args.k, args.v, segments, settings);
+  const DType compute = args.q.dtype();
+  detail::expect_tensor(operation, "o", args.o, compute, args.q.shape());
+  detail::expect_tensor(operation, "lse", args.lse, accumulator_of(compute), {args.q.dim(0), shape.heads});
+  detail::dispatch_compute(compute, operation, [&]<class Tag>(Tag) {
+    using T = typename Tag::Type;
+    using A = MathOf<T>;
+    A* workspace = detail::workspace_as<A>(
+        operation, context, attention_workspace(shape.heads, shape.key_heads, shape.head_dim, compute));
+    if (args.q.numel() == 0) return;
+    const ForwardPass<T> pass{shape,          args.o.as<T>(), args.lse.as<A>(),
+                              args.q.as<T>(), args.k.as<T>(), args.v.as<T>(),
+                              segments,       workspace,      {shape.head_dim, compute == DType::bf16}};
+    detail::for_each_slot("layerstream::attention_forward", pass);
+  });
+}
+
+}  // namespace layerstream::ops

@@ -1,0 +1,109 @@
+#include "ops/embedding.hpp"
+
+#include "ops/detail/check.hpp"
+#include "ops/detail/dispatch.hpp"
+#include "ops/detail/launch.hpp"
+
+namespace layerstream::ops {
+namespace {
+
+using detail::load;
+using detail::MathOf;
+
+template <class T>
+struct PlainTable {
+  const T* values;
+  KOKKOS_INLINE_FUNCTION T operator()(std::int64_t i) const { return values[i]; }
+};
+
+struct SplitTable {
+  const bf16* hi;
+  const std::int16_t* lo;
+  KOKKOS_INLINE_FUNCTION float operator()(std::int64_t i) const { return merge(hi[i], lo[i]); }
+};
+
+template <class T, class Table>
+struct GatherRow {
+  T* out;                   // (T, H)
+  Table table;              // (V, H)
+  const std::int32_t* ids;  // (T)
+  std::int64_t hidden_size;
+
+  template <class Group>
+  KOKKOS_FUNCTION void operator()(const Group& group, std::int64_t token) const {
+    T* result = out + token * hidden_size;
+    const std::int64_t first = ids[token] * hidden_size;
+    const Table source = table;
+    group.for_each(hidden_size, [=](std::int64_t i) { result[i] = source(first + i); });
+  }
+};
+
+/// Adds every token's gradient to a range of columns, so that no two work items meet in a table row.
+template <class T>
+struct ScatterColumns {
+  using A = MathOf<T>;
+  A* dtable;                // (V, H)
+  const T* dx;              // (T, H)
+  const std::int32_t* ids;  // (T)
+  std::int64_t tokens, hidden_size;
+
+  KOKKOS_FUNCTION void operator()(std::int64_t begin, int count) const {
+    for (std::int64_t token = 0; token < tokens; ++token) {
+      A* target = dtable + ids[token] * hidden_size + begin;
+      const T* gradient = dx + token * hidden_size + begin;
+      for (int c = 0; c < count; ++c) target[c] += load(gradient[c]);
+    }
+  }
+};
+
+template <class T, class Table>
+void launch_gather(const Context& context, TensorView out, Table table, ConstTensorView ids) {
+  detail::for_each_row(detail::execution_space(context.stream), "layerstream::embedding_forward", out.dim(0),
+                       GatherRow<T, Table>{out.as<T>(), table, ids.as<std::int32_t>(), out.dim(1)});
+}
+
+/// @throws ContractError unless out is (T, H), ids (T) int32 and table (V, H) of `table_dtype`.
+void expect_gather(const char* operation, const ConstTensorView& out, const ConstTensorView& table,
+                   DType table_dtype, const ConstTensorView& ids) {
+  detail::expect_rank(operation, "out", out, 2);
+  detail::expect_rank(operation, "table", table, 2);
+  detail::expect_tensor(operation, "out", out, out.dtype(), out.shape());
+  detail::expect_tensor(operation, "table", table, table_dtype, {table.dim(0), out.dim(1)});
+  detail::expect_tensor(operation, "ids", ids, DType::i32, {out.dim(0)});
+}
+
+}  // namespace
+
+void embedding_forward(const Context& context, TensorView out, SplitMatrix table, ConstTensorView ids) {
+  constexpr const char* operation = "embedding_forward";
+  expect_gather(operation, out, table.hi, DType::bf16, ids);
+  if (out.dtype() == DType::bf16) {
+    return launch_gather<bf16>(context, out, PlainTable<bf16>{table.hi.as<bf16>()}, ids);
+  }
+  LAYERSTREAM_EXPECT(out.dtype() == DType::f32, "{}: a split table gives bf16 or fp32, not {}", operation,
+                     name_of(out.dtype()));
+  detail::expect_tensor(operation, "table.lo", table.lo, DType::i16, table.hi.shape());
+  launch_gather<float>(context, out, SplitTable{table.hi.as<bf16>(), table.lo.as<std::int16_t>()}, ids);
+}
+
+void embedding_forward(const Context& context, TensorView out, ConstTensorView table, ConstTensorView ids) {
+  constexpr const char* operation = "embedding_forward";
+  expect_gather(operation, out, table, out.dtype(), ids);
+  detail::dispatch_compute(out.dtype(), operation, [&](auto tag) {
+    using T = typename decltype(tag)::Type;
+    launch_gather<T>(context, out, PlainTable<T>{table.as<T>()}, ids);
+  });
+}
+
+void embedding_backward(const Context& context, TensorView dtable, ConstTensorView dx, ConstTensorView ids) {
+  constexpr const char* operation = "embedding_backward";
+  expect_gather(operation, dx, dtable, accumulator_of(dx.dtype()), ids);
+  detail::dispatch_compute(dx.dtype(), operation, [&](auto tag) {
+    using T = typename decltype(tag)::Type;
+    detail::for_each_column_tile(
+        detail::execution_space(context.stream), "layerstream::embedding_backward", dx.dim(1),
+        ScatterColumns<T>{dtable.as<MathOf<T>>(), dx.as<T>(), ids.as<std::int32_t>(), dx.dim(0), dx.dim(1)});
+  });
+}
+
+}  // namespace layerstream::ops

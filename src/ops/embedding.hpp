@@ -1,0 +1,25 @@
+#pragma once
+
+#include "core/tensor.hpp"
+#include "ops/context.hpp"
+
+namespace layerstream::ops {
+
+/// A weight matrix as it streams: bf16 upper halves, and the lower halves when FP32 is wanted.
+struct SplitMatrix {
+  ConstTensorView hi;  ///< (V, H) bf16
+  ConstTensorView lo;  ///< (V, H) int16, or empty
+};
+
+/// out[t, :] = table[ids[t], :]. @param out (T, H): bf16 takes hi, fp32 merges hi and lo.
+/// @param ids (T) int32 in [0, V).
+void embedding_forward(const Context& context, TensorView out, SplitMatrix table, ConstTensorView ids);
+
+/// The same from a plain table of out's dtype.
+void embedding_forward(const Context& context, TensorView out, ConstTensorView table, ConstTensorView ids);
+
+/// dtable[ids[t], :] += dx[t, :], tokens in order. @param dtable (V, H) accumulator dtype, @param dx
+/// (T, H) compute dtype.
+void embedding_backward(const Context& context, TensorView dtable, ConstTensorView dx, ConstTensorView ids);
+
+}  // namespace layerstream::ops

@@ -1,0 +1,52 @@
+#pragma once
+
+#include "core/tensor.hpp"
+#include "ops/context.hpp"
+
+namespace layerstream::ops {
+
+/// One group of attention heads (all query heads, or all key heads, or all value heads) inside the
+/// output of a projection GEMM: T rows, `row_stride` elements apart, each with H·d elements of this
+/// group from `first_column` on.
+struct HeadColumns {
+  std::int64_t row_stride = 0;
+  std::int64_t first_column = 0;
+};
+
+/// What lies between a projection and the attention: bias, then RMS norm over each head (Qwen3), then
+/// rotary embedding (Su et al., RoFormer, 2021; Hugging Face's half-rotation layout: element i pairs
+/// with i + d/2). Each part is optional: an empty view leaves it out.
+struct HeadTransform {
+  ConstTensorView bias;         ///< (H·d) accumulator dtype
+  ConstTensorView norm_weight;  ///< (d) accumulator dtype
+  double norm_eps = 0.0;
+  ConstTensorView cos;        ///< (P, d/2) accumulator dtype: row p is position p
+  ConstTensorView sin;        ///< (P, d/2)
+  ConstTensorView positions;  ///< (T) int32, each in [0, P)
+};
+
+/// out[t, h, :] = rope(norm(raw + bias)).
+/// In bf16 values are rounded after the bias, as the projection's output is, after the norm and again after
+/// its weight, as in Hugging Face's RMSNorm, and once after the rope (Hugging Face rounds its tables, both
+/// products and their sum).
+/// @param out (T, H, d) compute dtype.
+/// @param raw compute dtype, `columns` within (T, row_stride).
+void head_transform_forward(const Context& context, TensorView out, ConstTensorView raw, HeadColumns columns,
+                            const HeadTransform& transform);
+
+struct HeadTransformBackward {
+  TensorView draw;              ///< (T, row_stride) compute dtype; only `columns` are written
+  HeadColumns draw_columns;
+  ConstTensorView dout;         ///< (T, H, d) compute or accumulator dtype
+  ConstTensorView raw;          ///< as in forward; needed only with a norm
+  HeadColumns raw_columns;
+  TensorView dbias;             ///< (H·d) accumulator dtype, added to; empty without a bias
+  TensorView dnorm_weight;      ///< (d) accumulator dtype, added to; empty without a norm
+};
+/// Needs workspace: head_transform_backward_workspace(T, H, d, compute dtype).
+void head_transform_backward(const Context& context, const HeadTransformBackward& args,
+                             const HeadTransform& transform);
+std::size_t head_transform_backward_workspace(std::int64_t tokens, std::int64_t heads, std::int64_t head_dim,
+                                              DType compute);
+
+}  // namespace layerstream::ops

@@ -1,0 +1,30 @@
+#pragma once
+
+#include "core/tensor.hpp"
+#include "ops/context.hpp"
+
+namespace layerstream::ops {
+
+/// The three GEMMs of a linear layer y = x · wᵀ. Products accumulate in fp32 (fp64 for fp64) over the
+/// whole inner extent and are rounded once.
+/// All three need workspace: linear_workspace(compute dtype). It is 0 where operands need no conversion.
+
+/// y = x · wᵀ.
+/// @param y (T, N) compute or accumulator dtype; @param x (T, K), @param w (N, K) compute dtype.
+void linear_forward(const Context& context, TensorView y, ConstTensorView x, ConstTensorView w);
+
+/// dx = dy · w. @param dx (T, K), @param dy (T, N), @param w (N, K), all compute dtype.
+void linear_backward_input(const Context& context, TensorView dx, ConstTensorView dy, ConstTensorView w);
+
+/// dw += dyᵀ · x. @param dw (N, K) accumulator dtype; @param dy (T, N), @param x (T, K) compute dtype.
+void linear_backward_weight(const Context& context, TensorView dw, ConstTensorView dy, ConstTensorView x);
+
+std::size_t linear_workspace(DType compute);
+
+/// y[t, :] += bias. @param y (T, N) compute dtype, @param bias (N) accumulator dtype.
+void add_bias(const Context& context, TensorView y, ConstTensorView bias);
+
+/// dbias += sum over t of dy[t, :], in order of t. @param dbias (N) accumulator dtype, @param dy (T, N).
+void bias_backward(const Context& context, TensorView dbias, ConstTensorView dy);
+
+}  // namespace layerstream::ops

@@ -1,0 +1,180 @@
+// Law 1: placement never changes the result. One run is the reference; every knob is turned, and losses,
+// norms, weights and moments must be equal bit for bit.
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <thread>
+
+#include "engine_fixture.hpp"
+
+namespace layerstream::test {
+namespace {
+
+struct Knob {
+  std::string name;
+  std::function<void(RunConfig&)> turn;
+};
+
+void PrintTo(const Knob& knob, std::ostream* stream) { *stream << knob.name; }
+
+std::vector<Knob> knobs() {
+  std::vector<Knob> all{
+      {"same_again", [](RunConfig&) {}},
+      {"coherent_backend",
+       [](RunConfig& run) {
+         run.backend = BackendChoice::coherent;
+         run.allow_emulation = true;
+       }},
+      {"two_optimizer_threads", [](RunConfig& run) { run.optimizer_threads = 2; }},
+      {"accumulate_2x4",
+       [](RunConfig& run) {
+         run.per_device_train_batch_size = 2;
+         run.gradient_accumulation_steps = 4;
+       }},
+      {"accumulate_1x8",
+       [](RunConfig& run) {
+         run.per_device_train_batch_size = 1;
+         run.gradient_accumulation_steps = 8;
+       }},
+  };
+  for (const int slots : {1, 3, 6}) {
+    all.push_back({"weight_slots_" + std::to_string(slots), [slots](RunConfig& run) { run.weight_slots = slots; }});
+  }
+  const std::map<std::string, ActivationPolicy> policies{{"input", ActivationPolicy::input},
+                                                         {"attention", ActivationPolicy::input_attention},
+                                                         {"all", ActivationPolicy::all}};
+  for (const auto& [name, policy] : policies) {
+    for (const bool on_host : {true, false}) {
+      for (const bool coherent : {false, true}) {
+        all.push_back({"save_" + name + (on_host ? "_on_host" : "_on_device") + (coherent ? "_coherent" : "_explicit"),
+                       [policy = policy, on_host, coherent](RunConfig& run) {
+                         run.activation_policy = policy;
+                         run.activations_on_host = on_host;
+                         run.backend = coherent ? BackendChoice::coherent : BackendChoice::explicit_copies;
+                         run.allow_emulation = coherent;
+                         run.weight_slots = coherent ? 3 : 1;
+                       }});
+      }
+    }
+  }
+  return all;
+}
+
+/// A way to train: what all knobs of a test share.
+struct Base {
+  std::string name;
+  bool tied;
+  DType compute;
+  double max_grad_norm;
+  std::int64_t chunk_tokens;  ///< 40: several rows in a chunk; 7: every row in several chunks
+};
+
+void PrintTo(const Base& base, std::ostream* stream) { *stream << base.name; }
+
+RunConfig run_of(const Base& base) {
+  RunConfig run = tiny_run();
+  run.compute_dtype = base.compute;
+  run.max_grad_norm = base.max_grad_norm;
+  run.chunk_tokens = base.chunk_tokens;
+  return run;
+}
+
+class Law1 : public ::testing::TestWithParam<std::tuple<Base, Knob>> {};
+
+TEST_P(Law1, TurningAKnobChangesNoBit) {
+  const auto& [base, knob] = GetParam();
+  const ModelSpec spec = tiny_spec(base.tied);
+  static std::map<std::string, RunRecord> references;
+  if (!references.contains(base.name)) references[base.name] = train(spec, run_of(base), 5);
+  RunConfig run = run_of(base);
+  knob.turn(run);
+  const RunRecord record = train(spec, run, 5);
+  const RunRecord& reference = references[base.name];
+  EXPECT_EQ(record.losses, reference.losses);
+  EXPECT_EQ(record.norms, reference.norms);
+  EXPECT_TRUE(record.slabs == reference.slabs);
+  // The runs did train: the loss moved and nothing is NaN.
+  EXPECT_LT(record.losses.back(), record.losses.front());
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Everywhere, Law1,
+    ::testing::Combine(::testing::Values(Base{"tied_fp32", true, DType::f32, 1.0, 40},
+                                         Base{"untied_bf16_long_rows", false, DType::bf16, 1.0, 7},
+                                         Base{"tied_bf16_unclipped", true, DType::bf16, 0.0, 24}),
+                       ::testing::ValuesIn(knobs())),
+    [](const auto& info) { return std::get<0>(info.param).name + "__" + std::get<1>(info.param).name; });
+
+class ImmediateUpdate : public ::testing::TestWithParam<std::tuple<bool, int>> {};
+
+TEST_P(ImmediateUpdate, EqualsDeferredUpdateWithoutClipping) {
+  const auto [tied, slots] = GetParam();
+  const ModelSpec spec = tiny_spec(tied);
+  RunConfig run = tiny_run();
+  run.max_grad_norm = 0.0;
+  run.weight_slots = slots;
+  const RunRecord deferred = train(spec, run, 5);
+  run.optimizer_update = OptimizerUpdate::immediate;
+  EXPECT_TRUE(train(spec, run, 5) == deferred);
+}
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, ImmediateUpdate, ::testing::Combine(::testing::Bool(), ::testing::Values(1, 2, 4)));
+
+/// Makes lanes slower than each other in ways that change from operation to operation.
+class RandomDelays final : public ExecutionObserver {
+ public:
+  explicit RandomDelays(std::uint64_t seed) : seed_(seed) {}
+  void before(int index, const Operation& operation) override {
+    const double draw = uniform_at(seed_, static_cast<std::uint64_t>(operation.lane), static_cast<std::uint64_t>(index));
+    if (draw < 0.3) std::this_thread::sleep_for(std::chrono::microseconds(static_cast<int>(draw * 2000)));
+  }
+  void after(int index, const Operation& operation) override { before(index + 100'000, operation); }
+
+ private:
+  std::uint64_t seed_;
+};
+
+class Asynchrony : public ::testing::TestWithParam<Knob> {};
+
+/// Every buffer that must be written before it is read holds NaN, slots turn to NaN when they are released,
+/// and lanes run at random speeds: whoever reads too early or too late shows.
+TEST_P(Asynchrony, PoisonedBuffersAndRandomDelaysChangeNoBit) {
+  const ModelSpec spec = tiny_spec(true);
+  for (const std::int64_t chunk_tokens : {40, 7}) {
+    RunConfig run = tiny_run();
+    run.chunk_tokens = chunk_tokens;
+    GetParam().turn(run);
+    const RunRecord calm = train(spec, run, 3);
+    for (const std::uint64_t seed : {1, 2}) {
+      RandomDelays delays(seed);
+      EXPECT_TRUE(train(spec, run, 3, {.poison = true, .observer = &delays}) == calm) << "seed " << seed;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, Asynchrony, ::testing::ValuesIn(knobs()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(Law1Evaluation, LossOfAForwardPassEqualsTheTrainingLoss) {
+  const ModelSpec spec = tiny_spec(true);
+  for (const ActivationPolicy policy :
+       {ActivationPolicy::input, ActivationPolicy::input_attention, ActivationPolicy::all}) {
+    for (const bool on_host : {true, false}) {
+      RunConfig run = tiny_run();
+      run.activation_policy = policy;
+      run.activations_on_host = on_host;
+      SimulatedDevice device(std::size_t{1} << 30);
+      Engine engine(spec, run, EngineMode::train, device, {.poison = true});
+      engine.parameters().initialize(11, spec.initializer_range, engine.pool());
+      const auto rows = random_rows(8, run.cutoff_len, spec.vocab_size, 1);
+      const double nll = engine.evaluate(rows);
+      const StepResult step = engine.train_step(rows, step_settings(run, 1));
+      EXPECT_EQ(nll / static_cast<double>(step.num_targets), step.loss);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace layerstream::test

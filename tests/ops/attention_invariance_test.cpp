@@ -1,0 +1,199 @@
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <string>
+
+#include "tests/ops/attention_reference.hpp"
+#include "tests/ops/ops_test.hpp"
+
+/// What must not change the result of attention: the cut of a row into chunks, other segments of the call,
+/// the number of threads.
+namespace layerstream::test {
+namespace {
+
+using ops::AttentionSegment;
+
+/// Forward and backward of `segments` with rows [first, first + count) of queries and the keys from
+/// `first_key` on, into the same rows of the outputs.
+struct Rows {
+  std::int64_t first_query, num_queries, first_key, num_keys;
+};
+
+void forward(const AttentionCase& c, AttentionTensors& t, const Rows& rows,
+             std::span<const AttentionSegment> segments) {
+  Scratch scratch(ops::attention_workspace(c.heads, c.key_heads, c.head_dim, t.q.dtype()));
+  const auto queries = [&](const OwnedTensor& tensor) {
+    return tensor.view().rows(rows.first_query, rows.num_queries);
+  };
+  const auto written = [&](OwnedTensor& tensor) {
+    return tensor.view().rows(rows.first_query, rows.num_queries);
+  };
+  const auto keys = [&](const OwnedTensor& tensor) {
+    return tensor.view().rows(rows.first_key, rows.num_keys);
+  };
+  ops::attention_forward(scratch, {written(t.o), written(t.lse), queries(t.q), keys(t.k), keys(t.v)},
+                         segments, c.settings());
+}
+
+void backward(const AttentionCase& c, AttentionTensors& t, const Rows& rows,
+              std::span<const AttentionSegment> segments) {
+  Scratch scratch(ops::attention_workspace(c.heads, c.key_heads, c.head_dim, t.q.dtype()));
+  const auto queries = [&](const OwnedTensor& tensor) {
+    return tensor.view().rows(rows.first_query, rows.num_queries);
+  };
+  const auto keys = [&](const OwnedTensor& tensor) {
+    return tensor.view().rows(rows.first_key, rows.num_keys);
+  };
+  ops::attention_backward(scratch,
+                          {.dq = t.dq.view().rows(rows.first_query, rows.num_queries),
+                           .dk = t.dk.view().rows(rows.first_key, rows.num_keys),
+                           .dv = t.dv.view().rows(rows.first_key, rows.num_keys),
+                           .dout = queries(t.dout),
+                           .q = queries(t.q),
+                           .k = keys(t.k),
+                           .v = keys(t.v),
+                           .o = queries(t.o),
+                           .lse = queries(t.lse)},
+                          segments, c.settings());
+}
+
+void both(const AttentionCase& c, AttentionTensors& t) {
+  const Rows all{0, c.num_queries, 0, c.num_keys};
+  forward(c, t, all, c.segments);
+  backward(c, t, all, c.segments);
+}
+
+class ChunkedAttention : public ::testing::TestWithParam<std::int64_t> {};
+
+TEST_P(ChunkedAttention, IsThatOfTheWholeRow) {
+  constexpr std::int64_t length = 700;
+  const AttentionCase whole{"", 4, 2, 16, length, length, {{0, length, 0, length}}, GetParam()};
+  AttentionTensors once(whole, DType::f64), chunked(whole, DType::f64);
+  both(whole, once);
+
+  const std::vector<std::int64_t> edges = {0, 256, 257, 557, length};
+  const auto chunk = [&](std::size_t i) { return Rows{edges[i], edges[i + 1] - edges[i], 0, edges[i + 1]}; };
+  const auto segment = [](const Rows& rows) {
+    return std::array{AttentionSegment{0, rows.num_queries, 0, rows.num_keys}};
+  };
+  for (std::size_t i = 0; i + 1 < edges.size(); ++i) forward(whole, chunked, chunk(i), segment(chunk(i)));
+  for (std::size_t i = edges.size() - 1; i-- > 0;) backward(whole, chunked, chunk(i), segment(chunk(i)));
+
+  // Another order of sums of at most 1,400 numbers, each sum of order one to ten.
+  for (const auto tensor : {&AttentionTensors::o, &AttentionTensors::lse, &AttentionTensors::dq,
+                            &AttentionTensors::dk, &AttentionTensors::dv}) {
+    expect_within(chunked.*tensor, once.*tensor, [](std::int64_t) { return 1e-12; });
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Windows, ChunkedAttention, ::testing::Values(0, 90, 300));
+
+bool same_rows(const OwnedTensor& a, const OwnedTensor& b, std::int64_t first, std::int64_t count) {
+  const ConstTensorView x = a.view().rows(first, count), y = b.view().rows(first, count);
+  return std::memcmp(x.data(), y.data(), x.bytes()) == 0;
+}
+
+class PackedAttention : public ::testing::TestWithParam<DType> {};
+
+TEST_P(PackedAttention, EditingOneDocumentLeavesTheOthersBitwiseEqual) {
+  const AttentionCase c{"", 4, 2, 20, 500, 500, {{0, 150, 0, 150}, {150, 70, 150, 70}, {220, 280, 220, 280}}};
+  AttentionTensors before(c, GetParam()), edited(c, GetParam());
+  for (OwnedTensor* tensor : {&edited.q, &edited.k, &edited.v, &edited.dout}) {
+    const std::int64_t row = tensor->numel() / c.num_queries;
+    for (std::int64_t i = 150 * row; i < 220 * row; ++i) tensor->set(i, 100.0 * (*tensor)[i] + 1.0);
+  }
+  both(c, before);
+  both(c, edited);
+  for (const auto tensor : {&AttentionTensors::o, &AttentionTensors::lse, &AttentionTensors::dq,
+                            &AttentionTensors::dk, &AttentionTensors::dv}) {
+    EXPECT_TRUE(same_rows(before.*tensor, edited.*tensor, 0, 150));
+    EXPECT_FALSE(same_rows(before.*tensor, edited.*tensor, 150, 70));
+    EXPECT_TRUE(same_rows(before.*tensor, edited.*tensor, 220, 280));
+  }
+}
+
+TEST_P(PackedAttention, ADocumentInAPackIsBitwiseTheDocumentAlone) {
+  const AttentionCase c{"", 4, 2, 20, 500, 500, {{0, 150, 0, 150}, {150, 70, 150, 70}, {220, 280, 220, 280}}};
+  AttentionTensors packed(c, GetParam()), alone(c, GetParam());
+  both(c, packed);
+  for (const AttentionSegment& document : c.segments) {
+    const Rows rows{document.first_query, document.num_queries, document.first_key, document.num_keys};
+    const std::array segment{AttentionSegment{0, document.num_queries, 0, document.num_keys}};
+    forward(c, alone, rows, segment);
+    backward(c, alone, rows, segment);
+  }
+  for (const auto tensor : {&AttentionTensors::o, &AttentionTensors::lse, &AttentionTensors::dq,
+                            &AttentionTensors::dk, &AttentionTensors::dv}) {
+    EXPECT_TRUE((packed.*tensor).same_bits(alone.*tensor));
+  }
+}
+INSTANTIATE_TEST_SUITE_P(DTypes, PackedAttention, ::testing::Values(DType::f64, DType::f32, DType::bf16),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+TEST(AttentionWorkspace, IsTheSameForEveryLengthAndIsEnough) {
+  // Scratch is exactly as large as asked for, so the address sanitizer sees a write past it.
+  for (const std::int64_t length : {1, 64, 1000}) {
+    const AttentionCase c{"", 2, 1, 8, length, length, {{0, length, 0, length}}};
+    AttentionTensors t(c, DType::bf16);
+    both(c, t);
+    for (std::int64_t i = 0; i < t.o.numel(); ++i) ASSERT_TRUE(std::isfinite(t.o[i]));
+  }
+}
+
+constexpr const char* marker = "attention bits = ";
+
+/// FNV-1a over the output bits of a call that has more work than threads, for every dtype.
+std::string output_bits() {
+  const AttentionCase c{"", 4, 2, 20, 480, 700, {{0, 300, 0, 300}, {300, 100, 250, 150}, {400, 80, 400, 300}},
+                        280};
+  std::string line = marker;
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+    AttentionTensors t(c, dtype);
+    both(c, t);
+    std::uint64_t hash = 0xcbf29ce484222325ULL;
+    for (const OwnedTensor* tensor : {&t.o, &t.lse, &t.dq, &t.dk, &t.dv}) {
+      const auto* bytes = static_cast<const unsigned char*>(tensor->view().data());
+      for (std::size_t i = 0; i < tensor->bytes(); ++i) hash = (hash ^ bytes[i]) * 0x100000001b3ULL;
+    }
+    line += fmt::format("{:016x} ", hash);
+  }
+  return line;
+}
+
+TEST(AttentionThreads, PrintBits) {
+  std::printf("%s\n", output_bits().c_str());
+}
+
+/// What this program prints with so many threads: both numbers are fixed when Kokkos starts.
+std::string bits_with(int openmp_threads, int kokkos_threads) {
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe");
+  const std::string command = fmt::format(
+      "OMP_NUM_THREADS={} OMP_PROC_BIND=false '{}' --gtest_filter=AttentionThreads.PrintBits "
+      "--kokkos-num-threads={} 2>&1",
+      openmp_threads, program, kokkos_threads);
+  std::FILE* pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) return "popen failed";
+  std::string output;
+  std::array<char, 4096> buffer{};
+  while (const std::size_t count = std::fread(buffer.data(), 1, buffer.size(), pipe)) {
+    output.append(buffer.data(), count);
+  }
+  const int status = pclose(pipe);
+  const std::size_t begin = output.find(marker);
+  if (status != 0 || begin == std::string::npos) return fmt::format("status {}: {}", status, output);
+  return output.substr(begin, output.find('\n', begin) - begin);
+}
+
+TEST(AttentionThreads, DoNotChangeAnyResultBit) {
+  const std::string here = output_bits();
+  for (const int threads : {1, 2, 3, 7})
+    EXPECT_EQ(bits_with(threads, threads), here) << threads << " threads";
+  // One Kokkos thread but more for OpenMP: here the BLAS may start threads of its own.
+  EXPECT_EQ(bits_with(4, 1), here);
+}
+
+}  // namespace
+}  // namespace layerstream::test

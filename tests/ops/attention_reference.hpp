@@ -1,0 +1,156 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "ops/attention.hpp"
+#include "tests/support/random_tensor.hpp"
+
+namespace layerstream::test {
+
+/// Attention of one call: its inputs, and what the operation made of them.
+struct AttentionCase {
+  const char* name;
+  std::int64_t heads, key_heads, head_dim;
+  std::int64_t num_queries, num_keys;  // T, S
+  std::vector<ops::AttentionSegment> segments;
+  std::int64_t window = 0;
+
+  double scale() const { return 1.0 / std::sqrt(static_cast<double>(head_dim)); }
+  ops::AttentionSettings settings() const { return {scale(), window}; }
+  Shape query_shape() const { return {num_queries, heads, head_dim}; }
+  Shape key_shape() const { return {num_keys, key_heads, head_dim}; }
+};
+
+/// The definition, in FP64: a sum over each query's keys. Beside every result stands its magnitude, the same
+/// sum over absolute values, which rounding errors are proportional to.
+struct AttentionReference {
+  explicit AttentionReference(const AttentionCase& c)
+      : o(DType::f64, c.query_shape()),
+        o_magnitude(DType::f64, c.query_shape()),
+        lse(DType::f64, {c.num_queries, c.heads}),
+        dq(constant_tensor(DType::f64, c.query_shape(), 0.0)),
+        dk(constant_tensor(DType::f64, c.key_shape(), 0.0)),
+        dv(dk),
+        dq_magnitude(dq),
+        dk_magnitude(dk),
+        dv_magnitude(dk) {}
+
+  OwnedTensor o, o_magnitude, lse;
+  OwnedTensor dq, dk, dv, dq_magnitude, dk_magnitude, dv_magnitude;
+  double largest_score = 0.0;  // largest scale · sum |q| |k|, or |lse|
+  std::int64_t most_summands = 0;
+};
+
+/// Calls visit(query row, head, key head, first key row, number of keys) for every query and head.
+template <class Visit>
+void for_each_query(const AttentionCase& c, const Visit& visit) {
+  for (const ops::AttentionSegment& segment : c.segments) {
+    for (std::int64_t i = 0; i < segment.num_queries; ++i) {
+      const std::int64_t end = segment.num_keys - segment.num_queries + i + 1;
+      const std::int64_t begin = c.window == 0 ? 0 : std::max<std::int64_t>(0, end - c.window);
+      for (std::int64_t h = 0; h < c.heads; ++h) {
+        visit(segment.first_query + i, h, h / (c.heads / c.key_heads), segment.first_key + begin,
+              end - begin);
+      }
+    }
+  }
+}
+
+struct Dot {
+  double sum = 0.0, magnitude = 0.0;
+};
+
+inline Dot dot_rows(const OwnedTensor& a, std::int64_t a_row, const OwnedTensor& b, std::int64_t b_row,
+                    std::int64_t d) {
+  Dot result;
+  for (std::int64_t i = 0; i < d; ++i) {
+    const double product = a[a_row * d + i] * b[b_row * d + i];
+    result.sum += product;
+    result.magnitude += std::fabs(product);
+  }
+  return result;
+}
+
+/// o and lse of fp64 inputs.
+inline void reference_forward(const AttentionCase& c, const OwnedTensor& q, const OwnedTensor& k,
+                              const OwnedTensor& v, AttentionReference& out) {
+  const std::int64_t d = c.head_dim;
+  for_each_query(
+      c, [&](std::int64_t row, std::int64_t h, std::int64_t kh, std::int64_t first, std::int64_t keys) {
+        const std::int64_t at = row * c.heads + h;
+        std::vector<double> p(static_cast<std::size_t>(keys));
+        double total = 0.0;
+        for (std::int64_t j = 0; j < keys; ++j) {
+          const Dot s = dot_rows(q, at, k, (first + j) * c.key_heads + kh, d);
+          out.largest_score = std::max(out.largest_score, c.scale() * s.magnitude);
+          p[static_cast<std::size_t>(j)] = c.scale() * s.sum;
+        }
+        const double largest = *std::max_element(p.begin(), p.end());
+        for (double& x : p) total += x = std::exp(x - largest);
+        out.lse.set(at, largest + std::log(total));
+        out.largest_score = std::max(out.largest_score, std::fabs(out.lse[at]));
+        out.most_summands = std::max(out.most_summands, keys);
+        for (std::int64_t i = 0; i < d; ++i) {
+          double sum = 0.0, magnitude = 0.0;
+          for (std::int64_t j = 0; j < keys; ++j) {
+            const double product =
+                p[static_cast<std::size_t>(j)] / total * v[((first + j) * c.key_heads + kh) * d + i];
+            sum += product;
+            magnitude += std::fabs(product);
+          }
+          out.o.set(at * d + i, sum);
+          out.o_magnitude.set(at * d + i, magnitude);
+        }
+      });
+}
+
+/// dq, dk, dv of fp64 inputs, with the o and lse that the operation was given.
+inline void reference_backward(const AttentionCase& c, const OwnedTensor& q, const OwnedTensor& k,
+                               const OwnedTensor& v, const OwnedTensor& o, const OwnedTensor& lse,
+                               const OwnedTensor& dout, AttentionReference& out) {
+  const std::int64_t d = c.head_dim;
+  const auto add = [](OwnedTensor& sums, OwnedTensor& magnitudes, std::int64_t i, double value,
+                      double magnitude) {
+    sums.as<double>()[i] += value;
+    magnitudes.as<double>()[i] += std::fabs(magnitude);
+  };
+  for_each_query(
+      c, [&](std::int64_t row, std::int64_t h, std::int64_t kh, std::int64_t first, std::int64_t keys) {
+        const std::int64_t at = row * c.heads + h;
+        const Dot delta = dot_rows(dout, at, o, at, d);
+        for (std::int64_t j = 0; j < keys; ++j) {
+          const std::int64_t key = (first + j) * c.key_heads + kh;
+          const double p = std::exp(c.scale() * dot_rows(q, at, k, key, d).sum - lse[at]);
+          const Dot dp = dot_rows(dout, at, v, key, d);
+          const double ds = c.scale() * p * (dp.sum - delta.sum);
+          const double magnitude = c.scale() * p * (dp.magnitude + delta.magnitude);
+          for (std::int64_t i = 0; i < d; ++i) {
+            add(out.dq, out.dq_magnitude, at * d + i, ds * k[key * d + i], magnitude * k[key * d + i]);
+            add(out.dk, out.dk_magnitude, key * d + i, ds * q[at * d + i], magnitude * q[at * d + i]);
+            add(out.dv, out.dv_magnitude, key * d + i, p * dout[at * d + i], p * dout[at * d + i]);
+          }
+        }
+      });
+}
+
+/// Random inputs of a case in one dtype, and the operation's poisoned outputs.
+struct AttentionTensors {
+  AttentionTensors(const AttentionCase& c, DType dtype, std::uint64_t seed = 1)
+      : q(normal_tensor(dtype, c.query_shape(), seed)),
+        k(normal_tensor(dtype, c.key_shape(), seed + 1)),
+        v(normal_tensor(dtype, c.key_shape(), seed + 2)),
+        dout(normal_tensor(dtype, c.query_shape(), seed + 3)),
+        o(dtype, c.query_shape()),
+        lse(accumulator_of(dtype), {c.num_queries, c.heads}),
+        dq(dtype, c.query_shape()),
+        dk(constant_tensor(accumulator_of(dtype), c.key_shape(), 0.0)),
+        dv(dk) {}
+
+  OwnedTensor q, k, v, dout;
+  OwnedTensor o, lse, dq, dk, dv;
+};
+
+}  // namespace layerstream::test

@@ -1,0 +1,257 @@
+#include "ops/attention.hpp"
+
+#include <cmath>
+#include <limits>
+
+#include "tests/ops/attention_reference.hpp"
+#include "tests/ops/ops_test.hpp"
+#include "tests/support/finite_difference.hpp"
+
+namespace layerstream::test {
+namespace {
+
+using ops::AttentionSegment;
+
+Scratch workspace_of(const AttentionCase& c, DType dtype) {
+  return Scratch(ops::attention_workspace(c.heads, c.key_heads, c.head_dim, dtype));
+}
+
+void forward(const AttentionCase& c, AttentionTensors& t) {
+  Scratch scratch = workspace_of(c, t.q.dtype());
+  ops::attention_forward(scratch, {t.o, t.lse, t.q, t.k, t.v}, c.segments, c.settings());
+}
+
+void backward(const AttentionCase& c, AttentionTensors& t) {
+  Scratch scratch = workspace_of(c, t.q.dtype());
+  ops::attention_backward(scratch, {t.dq, t.dk, t.dv, t.dout, t.q, t.k, t.v, t.o, t.lse}, c.segments,
+                          c.settings());
+}
+
+// Tiles are 64 queries by 256 keys: the cases sit on, beside and across their edges.
+const std::vector<AttentionCase> cases = {
+    {"one query", 2, 1, 8, 1, 1, {{0, 1, 0, 1}}},
+    {"one document", 4, 2, 8, 70, 70, {{0, 70, 0, 70}}},
+    {"packed documents",
+     3,
+     1,
+     20,
+     323,
+     323,
+     {{0, 1, 0, 1}, {1, 63, 1, 63}, {64, 64, 64, 64}, {128, 65, 128, 65}, {193, 130, 193, 130}}},
+    {"chunk late in a row", 4, 2, 64, 100, 613, {{0, 100, 0, 613}}},
+    {"one tile exactly", 2, 2, 64, 64, 256, {{0, 64, 0, 256}}},
+    {"one beyond a tile", 2, 2, 20, 65, 257, {{0, 65, 0, 257}}},
+    {"one query of many keys", 4, 4, 64, 1, 1025, {{0, 1, 0, 1025}}},
+    {"window over tiles", 4, 2, 20, 300, 700, {{0, 300, 0, 700}}, 100},
+    {"window wider than a tile", 2, 1, 8, 300, 900, {{0, 300, 0, 900}}, 391},
+    {"window of one", 2, 1, 8, 130, 130, {{0, 130, 0, 130}}, 1},
+    {"window wider than all", 2, 1, 8, 80, 120, {{0, 80, 0, 120}}, std::numeric_limits<std::int64_t>::max()},
+    {"window over packed chunks",
+     6,
+     2,
+     8,
+     150,
+     650,
+     {{0, 20, 0, 300}, {20, 0, 300, 0}, {20, 130, 300, 350}},
+     77},
+    {"segments in any order, unused keys between", 2, 1, 8, 90, 400, {{50, 40, 10, 60}, {0, 50, 100, 280}}},
+    {"segments that share keys", 4, 2, 8, 120, 300, {{0, 50, 0, 180}, {50, 70, 0, 250}}},
+};
+
+struct Accuracy {
+  AttentionCase problem;
+  DType dtype;
+};
+void PrintTo(const Accuracy& accuracy, std::ostream* out) {
+  *out << accuracy.problem.name << ", " << name_of(accuracy.dtype);
+}
+
+class AttentionAccuracy : public ::testing::TestWithParam<Accuracy> {
+ protected:
+  const AttentionCase& c = GetParam().problem;
+  const DType dtype = GetParam().dtype;
+
+  /// Roundoff of the arithmetic; in fp64 the reference errs by as much.
+  double arithmetic() const { return dtype == DType::f64 ? 2.0 * 0x1p-53 : fp32_roundoff; }
+  /// Roundoff of a result on its way into memory, past that of the arithmetic.
+  double storage() const { return dtype == DType::bf16 ? bf16_roundoff : 0.0; }
+  OwnedTensor exact(const OwnedTensor& tensor) const { return tensor.to(DType::f64); }
+};
+
+// The bounds below are first-order: n summands in any order err by at most n roundoffs of the sum of their
+// magnitudes. A score q·k errs by (d + 1) roundoffs of its magnitude, and exp turns the absolute error of
+// its argument into a relative one.
+
+TEST_P(AttentionAccuracy, ForwardIsTheSumOverVisibleKeys) {
+  AttentionTensors t(c, dtype);
+  AttentionReference reference(c);
+  reference_forward(c, exact(t.q), exact(t.k), exact(t.v), reference);
+  forward(c, t);
+
+  // A score, its shift and exp, twice: in p and in the total; then the sum of p · v, rescaled once a tile.
+  const double d = static_cast<double>(c.head_dim), n = static_cast<double>(reference.most_summands);
+  const double argument = (d + 3.0) * reference.largest_score;
+  const double roundings = 2.0 * (argument + 3.0) + 2.0 * n + 8.0;
+  expect_within(t.o, reference.o, [&](std::int64_t i) {
+    return arithmetic() * roundings * reference.o_magnitude[i] + storage() * std::fabs(reference.o[i]);
+  });
+  expect_within(t.lse, reference.lse, [&](std::int64_t) { return arithmetic() * (argument + n + 8.0); });
+}
+
+TEST_P(AttentionAccuracy, BackwardIsTheSumOverVisiblePairsAddedToWhatWasThere) {
+  AttentionTensors t(c, dtype);
+  forward(c, t);
+  AttentionReference reference(c);
+  reference_forward(c, exact(t.q), exact(t.k), exact(t.v), reference);  // for largest_score alone
+  reference_backward(c, exact(t.q), exact(t.k), exact(t.v), exact(t.o), exact(t.lse), exact(t.dout),
+                     reference);
+  const OwnedTensor dk_before = normal_tensor(accumulator_of(dtype), c.key_shape(), 8);
+  const OwnedTensor dv_before = normal_tensor(accumulator_of(dtype), c.key_shape(), 9);
+  t.dk = OwnedTensor(dk_before);
+  t.dv = OwnedTensor(dv_before);
+  backward(c, t);
+
+  // p as in forward with lse in place of the total; dout · v and D, (d + 1) each; sums over keys, or over
+  // the queries and heads that see a key, onto what was there.
+  const double d = static_cast<double>(c.head_dim);
+  const double pair = (d + 3.0) * reference.largest_score + 3.0 + d + 4.0;
+  const double over_keys = static_cast<double>(reference.most_summands) + 2.0;
+  const double over_queries = static_cast<double>(c.num_queries * (c.heads / c.key_heads)) + 2.0;
+  expect_within(t.dq, reference.dq, [&](std::int64_t i) {
+    return arithmetic() * (pair + over_keys) * reference.dq_magnitude[i] +
+           storage() * std::fabs(reference.dq[i]);
+  });
+  const auto expect_added = [&](const OwnedTensor& after, const OwnedTensor& before, const OwnedTensor& sum,
+                                const OwnedTensor& magnitude) {
+    for (std::int64_t i = 0; i < sum.numel(); ++i) {
+      if (magnitude[i] == 0.0) {
+        ASSERT_EQ(after[i], before[i]) << "a key that nobody sees, element " << i;
+      }
+    }
+    OwnedTensor expected = exact(before);
+    for (std::int64_t i = 0; i < sum.numel(); ++i) expected.set(i, before[i] + sum[i]);
+    expect_within(after, expected, [&](std::int64_t i) {
+      return arithmetic() * ((pair + over_queries) * magnitude[i] + over_queries * std::fabs(before[i]));
+    });
+  };
+  expect_added(t.dk, dk_before, reference.dk, reference.dk_magnitude);
+  expect_added(t.dv, dv_before, reference.dv, reference.dv_magnitude);
+}
+
+std::vector<Accuracy> all_accuracies() {
+  std::vector<Accuracy> all;
+  for (const AttentionCase& problem : cases) {
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) all.push_back({problem, dtype});
+  }
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Cases, AttentionAccuracy, ::testing::ValuesIn(all_accuracies()));
+
+class AttentionGradient : public ::testing::TestWithParam<std::int64_t> {};
+
+TEST_P(AttentionGradient, IsTheFiniteDifferenceOfForwardInFp64) {
+  const AttentionCase c{"", 4, 2, 6, 9, 15, {{0, 4, 0, 4}, {4, 5, 4, 11}}, GetParam()};
+  AttentionTensors t(c, DType::f64);
+  Scratch scratch = workspace_of(c, DType::f64);
+  const auto objective = [&] {
+    ops::attention_forward(scratch, {t.o, t.lse, t.q, t.k, t.v}, c.segments, c.settings());
+    return dot(t.o, t.dout);
+  };
+  objective();
+  backward(c, t);
+  // Truncation and rounding of the difference are near 1e-11 (finite_difference.hpp).
+  expect_gradient(t.q, t.dq, objective, 1e-9);
+  expect_gradient(t.k, t.dk, objective, 1e-9);
+  expect_gradient(t.v, t.dv, objective, 1e-9);
+}
+INSTANTIATE_TEST_SUITE_P(Windows, AttentionGradient, ::testing::Values(0, 2, 3));
+
+TEST(Attention, LargeScoresNeitherOverflowNorLoseTheLargest) {
+  const AttentionCase c{"", 1, 1, 8, 300, 300, {{0, 300, 0, 300}}};
+  AttentionTensors t(c, DType::f32);
+  // Scores grow with the key up to 300² · 8 / √8, far past what exp holds: each query attends to itself.
+  for (std::int64_t i = 0; i < t.q.numel(); ++i) {
+    t.q.set(i, 300.0);
+    t.k.set(i, static_cast<double>(i / 8));
+  }
+  forward(c, t);
+  backward(c, t);
+  EXPECT_TRUE(t.o.same_bits(t.v));
+  EXPECT_TRUE(t.dv.same_bits(t.dout));
+  // dout · v − D is zero but for the (d + 1) roundoffs of either sum.
+  for (std::int64_t i = 0; i < t.dq.numel(); ++i) {
+    const double pair = dot_rows(t.dout, i / 8, t.v, i / 8, 8).magnitude;
+    ASSERT_LE(std::fabs(t.dq[i]), 2.0 * 9.0 * fp32_roundoff * pair * c.scale() * 300.0);
+  }
+}
+
+TEST(Attention, NanInAnyInputReachesTheOutput) {
+  const AttentionCase c{"", 1, 1, 8, 3, 40, {{0, 3, 0, 40}}};
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+    for (const int which : {0, 1, 2}) {
+      AttentionTensors t(c, dtype);
+      OwnedTensor& poisoned = which == 0 ? t.q : which == 1 ? t.k : t.v;
+      poisoned.set(8 + 3, std::numeric_limits<double>::quiet_NaN());  // query 1, or key 1, which all see
+      forward(c, t);
+      const std::int64_t first = which == 0 ? 1 : 0, last = which == 0 ? 1 : 2;
+      for (std::int64_t row = 0; row < 3; ++row) {
+        const bool hit = first <= row && row <= last;
+        EXPECT_EQ(std::isnan(t.o[row * 8 + 3]), hit)
+            << name_of(dtype) << " input " << which << " row " << row;
+        EXPECT_EQ(std::isnan(t.lse[row]), hit && which < 2);
+      }
+      backward(c, t);
+      EXPECT_EQ(std::isnan(t.dv[0]), which < 2);
+      EXPECT_TRUE(std::isnan(t.dk[0]));
+      EXPECT_TRUE(std::isnan(t.dq[first * 8]));
+    }
+  }
+}
+
+TEST(Attention, ACallWithoutQueriesDoesNothing) {
+  const AttentionCase c{"", 2, 1, 8, 0, 5, {{0, 0, 0, 5}}};
+  AttentionTensors t(c, DType::f32);
+  const OwnedTensor before = t.dk;
+  forward(c, t);
+  backward(c, t);
+  EXPECT_TRUE(t.dk.same_bits(before));
+}
+
+TEST(Attention, MismatchesBreakTheContractBeforeAnythingIsWritten) {
+  const AttentionCase good{"", 4, 2, 8, 10, 20, {{0, 10, 0, 20}}};
+  AttentionTensors t(good, DType::f32);
+  const OwnedTensor untouched = t.o;
+  const auto call = [&](const AttentionCase& c, ConstTensorView q, ConstTensorView k, TensorView lse,
+                        std::size_t missing_workspace = 0) {
+    Scratch scratch(ops::attention_workspace(4, 2, 8, DType::f32) - missing_workspace);
+    ops::attention_forward(scratch, {t.o, lse, q, k, t.v}, c.segments, c.settings());
+  };
+  const auto refuse = [&](const AttentionCase& c) { EXPECT_THROW(call(c, t.q, t.k, t.lse), ContractError); };
+  const auto with = [&](std::vector<AttentionSegment> segments, std::int64_t window = 0) {
+    AttentionCase c = good;
+    c.segments = std::move(segments);
+    c.window = window;
+    return c;
+  };
+  refuse(with({}));                                                           // queries left out
+  refuse(with({{0, 9, 0, 20}}));                                              // one left out
+  refuse(with({{0, 11, 0, 20}}));                                             // past the end
+  refuse(with({{0, 6, 0, 20}, {4, 4, 0, 20}}));                               // covered twice
+  refuse(with({{5, 5, 0, 20}, {0, 5, 0, 20}, {5, 0, 0, 0}, {2, 0, 0, 21}}));  // keys past the end
+  refuse(with({{0, 10, 11, 10}}));                                            // keys past the end
+  refuse(with({{0, 10, 0, 9}}));                                              // fewer keys than queries
+  refuse(with({{0, 10, -1, 20}}));
+  refuse(with({{0, 10, 0, 20}}, -1));
+  const OwnedTensor three_heads = normal_tensor(DType::f32, {10, 3, 8}, 1);
+  const OwnedTensor half = t.k.to(DType::bf16);
+  OwnedTensor narrow_lse(DType::f32, {10, 2});
+  EXPECT_THROW(call(good, three_heads, t.k, t.lse), ContractError);
+  EXPECT_THROW(call(good, t.q, half, t.lse), ContractError);
+  EXPECT_THROW(call(good, t.q, t.k, narrow_lse), ContractError);
+  EXPECT_THROW(call(good, t.q, t.k, t.lse, 1), ContractError);
+  EXPECT_TRUE(t.o.same_bits(untouched));
+  EXPECT_NO_THROW(call(good, t.q, t.k, t.lse));
+}
+
+}  // namespace
+}  // namespace layerstream::test

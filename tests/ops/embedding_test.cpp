@@ -1,0 +1,98 @@
+#include "ops/embedding.hpp"
+
+#include <gtest/gtest.h>
+
+#include "tests/ops/ops_test.hpp"
+#include "tests/support/finite_difference.hpp"
+
+namespace layerstream::ops {
+namespace {
+
+using namespace layerstream::test;
+
+struct Sizes {
+  std::int64_t tokens, vocab_size, hidden_size;
+};
+// Single elements, tokens that repeat (more tokens than rows), widths around the 64-column ranges.
+constexpr Sizes all_sizes[] = {{1, 1, 1}, {1, 3, 5}, {50, 3, 63}, {50, 11, 64}, {29, 100, 130}};
+
+TEST(Embedding, CopiesRowsOfAPlainTable) {
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+    for (const auto [tokens, vocab_size, hidden_size] : all_sizes) {
+      const OwnedTensor table = normal_tensor(dtype, {vocab_size, hidden_size}, 1);
+      const OwnedTensor ids = integer_tensor({tokens}, vocab_size, 2);
+      OwnedTensor out(dtype, {tokens, hidden_size}), expected(dtype, {tokens, hidden_size});
+      for (std::int64_t i = 0; i < out.numel(); ++i) {
+        expected.set(i,
+                     table[static_cast<std::int64_t>(ids[i / hidden_size]) * hidden_size + i % hidden_size]);
+      }
+      embedding_forward(no_workspace(), out, table, ids);
+      expect_equal(out, expected);
+    }
+  }
+}
+
+TEST(Embedding, SplitTableGivesUpperHalvesOrExactFp32) {
+  const OwnedTensor weights = normal_tensor(DType::f32, {13, 37}, 3), ids = integer_tensor({21}, 13, 4);
+  OwnedTensor hi(DType::bf16, {13, 37}), lo(DType::i16, {13, 37});
+  for (std::int64_t i = 0; i < weights.numel(); ++i) {
+    const SplitFloat halves = split(weights.as<float>()[i]);
+    hi.as<bf16>()[i] = halves.hi;
+    lo.as<std::int16_t>()[i] = halves.lo;
+  }
+  OwnedTensor full(DType::f32, {21, 37}), upper(DType::bf16, {21, 37});
+  OwnedTensor expected_full(DType::f32, {21, 37}), expected_upper(DType::bf16, {21, 37});
+  embedding_forward(no_workspace(), expected_full, weights, ids);
+  embedding_forward(no_workspace(), expected_upper, hi, ids);
+  embedding_forward(no_workspace(), full, SplitMatrix{.hi = hi, .lo = lo}, ids);
+  embedding_forward(no_workspace(), upper, SplitMatrix{.hi = hi, .lo = {}}, ids);
+  expect_equal(full, expected_full);
+  expect_equal(upper, expected_upper);
+}
+
+TEST(Embedding, GradientAddsTokensInOrderOntoWhatIsThere) {
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+    for (const auto [tokens, vocab_size, hidden_size] : all_sizes) {
+      const OwnedTensor dx = normal_tensor(dtype, {tokens, hidden_size}, 5);
+      const OwnedTensor ids = integer_tensor({tokens}, vocab_size, 6);
+      OwnedTensor dtable = normal_tensor(accumulator_of(dtype), {vocab_size, hidden_size}, 7);
+      OwnedTensor expected = dtable;
+      for (std::int64_t i = 0; i < dx.numel(); ++i) {
+        const std::int64_t element =
+            static_cast<std::int64_t>(ids[i / hidden_size]) * hidden_size + i % hidden_size;
+        expected.set(element, expected[element] + dx[i]);
+      }
+      embedding_backward(no_workspace(), dtable, dx, ids);
+      expect_equal(dtable, expected);
+    }
+  }
+}
+
+TEST(Embedding, BackwardIsTheDerivative) {
+  OwnedTensor table = normal_tensor(DType::f64, {4, 3}, 8), dtable = constant_tensor(DType::f64, {4, 3}, 0.0);
+  const OwnedTensor ids = integer_tensor({7}, 4, 9), dx = normal_tensor(DType::f64, {7, 3}, 10);
+  embedding_backward(no_workspace(), dtable, dx, ids);
+  const auto objective = [&] {
+    OwnedTensor out(DType::f64, {7, 3});
+    embedding_forward(no_workspace(), out, table, ids);
+    return dot(out, dx);
+  };
+  expect_gradient(table, dtable, objective, 1e-11);
+}
+
+TEST(Embedding, RefusesWhatDoesNotFit) {
+  OwnedTensor out(DType::f32, {4, 8}), hi(DType::bf16, {3, 8}), lo(DType::i16, {3, 8}), ids(DType::i32, {4});
+  OwnedTensor out64(DType::f64, {4, 8}), narrow(DType::bf16, {3, 7}), long_ids(DType::i32, {5});
+  const SplitMatrix whole{.hi = hi, .lo = lo};
+  EXPECT_THROW(embedding_forward(no_workspace(), out, SplitMatrix{.hi = hi, .lo = {}}, ids), ContractError);
+  EXPECT_THROW(embedding_forward(no_workspace(), out64, whole, ids), ContractError);
+  EXPECT_THROW(embedding_forward(no_workspace(), out, whole, long_ids), ContractError);
+  EXPECT_THROW(embedding_forward(no_workspace(), out, hi, ids), ContractError);
+  EXPECT_THROW(embedding_forward(no_workspace(), out, SplitMatrix{.hi = narrow, .lo = lo}, ids),
+               ContractError);
+  EXPECT_THROW(embedding_backward(no_workspace(), hi, out, ids), ContractError);
+  EXPECT_THROW(embedding_backward(no_workspace(), out, out64, ids), ContractError);
+}
+
+}  // namespace
+}  // namespace layerstream::ops
