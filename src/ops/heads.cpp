@@ -10,7 +10,6 @@ namespace {
 
 using detail::load;
 using detail::MathOf;
-using detail::rounded_to;
 using detail::store_as;
 
 /// The parts of a transform as pointers; nullptr leaves a part out.
@@ -25,7 +24,7 @@ struct HeadParts {
   A eps;
 };
 
-/// raw[i] + bias[i] of one head, rounded as the projection's output is.
+/// raw[i] + bias[i] of one head.
 template <class T>
 struct BiasedHead {
   using A = MathOf<T>;
@@ -33,7 +32,7 @@ struct BiasedHead {
   const A* bias;  // (d) or nullptr
   KOKKOS_INLINE_FUNCTION A operator()(std::int64_t i) const {
     const A value = load(raw[i]);
-    return bias == nullptr ? value : rounded_to<T>(value + bias[i]);
+    return bias == nullptr ? value : value + bias[i];
   }
 };
 
@@ -65,7 +64,7 @@ struct HeadTransformRow {
       const A inverse = inverse_rms(group, value, head_dim, parts.eps);
       const A* weight = parts.norm_weight;
       rotate(group, token, result,
-             [=](std::int64_t i) { return rounded_to<T>(weight[i] * rounded_to<T>(value(i) * inverse)); });
+             [=](std::int64_t i) { return weight[i] * (value(i) * inverse); });
     }
   }
 
@@ -153,7 +152,7 @@ struct HeadTransformBackwardBlock {
     group.for_each(head_dim, [=](std::int64_t i) {
       const A g = grad(i);
       const A normalised = value(i) * inverse;
-      dweight[i] += g * rounded_to<T>(normalised);
+      dweight[i] += g * normalised;
       write(result, dbias, i, inverse * (g * weight[i] - normalised * mean));
     });
   }

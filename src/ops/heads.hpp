@@ -26,9 +26,8 @@ struct HeadTransform {
 };
 
 /// out[t, h, :] = rope(norm(raw + bias)).
-/// In bf16 values are rounded after the bias, as the projection's output is, after the norm and again after
-/// its weight, as in Hugging Face's RMSNorm, and once after the rope (Hugging Face rounds its tables, both
-/// products and their sum).
+/// In bf16 there is one rounding, at the end (Hugging Face rounds after each part, and within the rope its
+/// tables, both products and their sum).
 /// @param out (T, H, d) compute dtype.
 /// @param raw compute dtype, `columns` within (T, row_stride).
 void head_transform_forward(const Context& context, TensorView out, ConstTensorView raw, HeadColumns columns,

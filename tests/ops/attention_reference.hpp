@@ -63,11 +63,14 @@ struct Dot {
   double sum = 0.0, magnitude = 0.0;
 };
 
+/// Of rows of d numbers in fp64 tensors.
 inline Dot dot_rows(const OwnedTensor& a, std::int64_t a_row, const OwnedTensor& b, std::int64_t b_row,
                     std::int64_t d) {
+  const double* x = a.as<double>() + a_row * d;
+  const double* y = b.as<double>() + b_row * d;
   Dot result;
   for (std::int64_t i = 0; i < d; ++i) {
-    const double product = a[a_row * d + i] * b[b_row * d + i];
+    const double product = x[i] * y[i];
     result.sum += product;
     result.magnitude += std::fabs(product);
   }
@@ -78,6 +81,7 @@ inline Dot dot_rows(const OwnedTensor& a, std::int64_t a_row, const OwnedTensor&
 inline void reference_forward(const AttentionCase& c, const OwnedTensor& q, const OwnedTensor& k,
                               const OwnedTensor& v, AttentionReference& out) {
   const std::int64_t d = c.head_dim;
+  const double* v_data = v.as<double>();
   for_each_query(
       c, [&](std::int64_t row, std::int64_t h, std::int64_t kh, std::int64_t first, std::int64_t keys) {
         const std::int64_t at = row * c.heads + h;
@@ -96,8 +100,8 @@ inline void reference_forward(const AttentionCase& c, const OwnedTensor& q, cons
         for (std::int64_t i = 0; i < d; ++i) {
           double sum = 0.0, magnitude = 0.0;
           for (std::int64_t j = 0; j < keys; ++j) {
-            const double product =
-                p[static_cast<std::size_t>(j)] / total * v[((first + j) * c.key_heads + kh) * d + i];
+            const std::int64_t key = (first + j) * c.key_heads + kh;
+            const double product = p[static_cast<std::size_t>(j)] / total * v_data[key * d + i];
             sum += product;
             magnitude += std::fabs(product);
           }
@@ -112,28 +116,29 @@ inline void reference_backward(const AttentionCase& c, const OwnedTensor& q, con
                                const OwnedTensor& v, const OwnedTensor& o, const OwnedTensor& lse,
                                const OwnedTensor& dout, AttentionReference& out) {
   const std::int64_t d = c.head_dim;
+  const double *q_data = q.as<double>(), *k_data = k.as<double>(), *dout_data = dout.as<double>();
   const auto add = [](OwnedTensor& sums, OwnedTensor& magnitudes, std::int64_t i, double value,
                       double magnitude) {
     sums.as<double>()[i] += value;
     magnitudes.as<double>()[i] += std::fabs(magnitude);
   };
-  for_each_query(
-      c, [&](std::int64_t row, std::int64_t h, std::int64_t kh, std::int64_t first, std::int64_t keys) {
-        const std::int64_t at = row * c.heads + h;
-        const Dot delta = dot_rows(dout, at, o, at, d);
-        for (std::int64_t j = 0; j < keys; ++j) {
-          const std::int64_t key = (first + j) * c.key_heads + kh;
-          const double p = std::exp(c.scale() * dot_rows(q, at, k, key, d).sum - lse[at]);
-          const Dot dp = dot_rows(dout, at, v, key, d);
-          const double ds = c.scale() * p * (dp.sum - delta.sum);
-          const double magnitude = c.scale() * p * (dp.magnitude + delta.magnitude);
-          for (std::int64_t i = 0; i < d; ++i) {
-            add(out.dq, out.dq_magnitude, at * d + i, ds * k[key * d + i], magnitude * k[key * d + i]);
-            add(out.dk, out.dk_magnitude, key * d + i, ds * q[at * d + i], magnitude * q[at * d + i]);
-            add(out.dv, out.dv_magnitude, key * d + i, p * dout[at * d + i], p * dout[at * d + i]);
-          }
-        }
-      });
+  for_each_query(c, [&](std::int64_t row, std::int64_t h, std::int64_t kh, std::int64_t first,
+                        std::int64_t keys) {
+    const std::int64_t at = row * c.heads + h;
+    const Dot delta = dot_rows(dout, at, o, at, d);
+    for (std::int64_t j = 0; j < keys; ++j) {
+      const std::int64_t key = (first + j) * c.key_heads + kh;
+      const double p = std::exp(c.scale() * dot_rows(q, at, k, key, d).sum - lse[at]);
+      const Dot dp = dot_rows(dout, at, v, key, d);
+      const double ds = c.scale() * p * (dp.sum - delta.sum);
+      const double magnitude = c.scale() * p * (dp.magnitude + delta.magnitude);
+      for (std::int64_t i = 0; i < d; ++i) {
+        add(out.dq, out.dq_magnitude, at * d + i, ds * k_data[key * d + i], magnitude * k_data[key * d + i]);
+        add(out.dk, out.dk_magnitude, key * d + i, ds * q_data[at * d + i], magnitude * q_data[at * d + i]);
+        add(out.dv, out.dv_magnitude, key * d + i, p * dout_data[at * d + i], p * dout_data[at * d + i]);
+      }
+    }
+  });
 }
 
 /// Random inputs of a case in one dtype, and the operation's poisoned outputs.
