@@ -18,7 +18,9 @@ class Link {
 /// The link of the simulated device.
 class MemcpyLink final : public Link {
  public:
-  void copy(void* to, const void* from, std::size_t bytes, StreamView) override { std::memcpy(to, from, bytes); }
+  void copy(void* to, const void* from, std::size_t bytes, StreamView) override {
+    std::memcpy(to, from, bytes);
+  }
 };
 
 }  // namespace layerstream

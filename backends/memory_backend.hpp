@@ -60,7 +60,8 @@ class MemoryBackend {
   virtual void attach_slots(std::span<void* const> slots, std::size_t bytes) = 0;
 
   /// Asynchronous on `stream`.
-  virtual void fetch(int slot, int block, std::int64_t version, const BlockSource& source, StreamView stream) = 0;
+  virtual void fetch(int slot, int block, std::int64_t version, const BlockSource& source,
+                     StreamView stream) = 0;
   /// Valid until release. @pre the fetch's work is ordered before the caller's stream.
   virtual WeightBinding acquire(int slot, int block, std::int64_t version) = 0;
   virtual void release(int slot, int block) = 0;

@@ -55,10 +55,11 @@ std::unique_ptr<DeviceRegion> SimulatedDevice::allocate(std::size_t bytes) {
   const std::size_t before = used_.fetch_add(bytes);
   if (before + bytes > memory_limit_) {
     used_ -= bytes;
-    throw ResourceError(fmt::format(
-        "device memory: {} wanted after {} in use, limit {}; raise device_memory_limit or lower chunk_tokens, "
-        "cutoff_len or weight_slots",
-        format_bytes(bytes), format_bytes(before), format_bytes(memory_limit_)));
+    throw ResourceError(
+        fmt::format("device memory: {} wanted after {} in use, limit {}; raise device_memory_limit or lower "
+                    "chunk_tokens, "
+                    "cutoff_len or weight_slots",
+                    format_bytes(bytes), format_bytes(before), format_bytes(memory_limit_)));
   }
   try {
     return std::make_unique<SimulatedRegion>(bytes, used_);
@@ -68,8 +69,12 @@ std::unique_ptr<DeviceRegion> SimulatedDevice::allocate(std::size_t bytes) {
   }
 }
 
-std::unique_ptr<Event> SimulatedDevice::make_event() { return std::make_unique<LatchEvent>(); }
+std::unique_ptr<Event> SimulatedDevice::make_event() {
+  return std::make_unique<LatchEvent>();
+}
 
-void SimulatedDevice::poison(void* data, std::size_t bytes) { std::memset(data, 0xff, bytes); }
+void SimulatedDevice::poison(void* data, std::size_t bytes) {
+  std::memset(data, 0xff, bytes);
+}
 
 }  // namespace layerstream

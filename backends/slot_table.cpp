@@ -14,15 +14,16 @@ void SlotTable::attach(std::span<void* const> slots, std::size_t bytes) {
 }
 
 const SlotTable::Slot& SlotTable::at(int slot) const {
-  LAYERSTREAM_EXPECT(slot >= 0 && slot < static_cast<int>(slots_.size()), "slot {} of {}", slot, slots_.size());
+  LAYERSTREAM_EXPECT(slot >= 0 && slot < static_cast<int>(slots_.size()), "slot {} of {}", slot,
+                     slots_.size());
   return slots_[static_cast<std::size_t>(slot)];
 }
 
 void* SlotTable::begin_fetch(int slot, int block, std::int64_t version, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   const Slot& found = at(slot);
-  LAYERSTREAM_EXPECT(found.block < 0, "slot {} still holds block {} version {} when block {} is fetched", slot,
-                     found.block, found.version, block);
+  LAYERSTREAM_EXPECT(found.block < 0, "slot {} still holds block {} version {} when block {} is fetched",
+                     slot, found.block, found.version, block);
   LAYERSTREAM_EXPECT(bytes <= bytes_, "block {} needs {} B, slots have {} B", block, bytes, bytes_);
   void* const data = found.data;
   slots_[static_cast<std::size_t>(slot)] = {.data = data, .block = block, .version = version, .binding = {}};
@@ -47,7 +48,8 @@ WeightBinding SlotTable::acquire(int slot, int block, std::int64_t version) cons
 void SlotTable::release(int slot, int block) {
   const std::lock_guard lock(mutex_);
   const Slot& found = at(slot);
-  LAYERSTREAM_EXPECT(found.block == block, "slot {} holds block {}, released as block {}", slot, found.block, block);
+  LAYERSTREAM_EXPECT(found.block == block, "slot {} holds block {}, released as block {}", slot, found.block,
+                     block);
   slots_[static_cast<std::size_t>(slot)].block = -1;
 }
 

@@ -36,5 +36,5 @@ function(layerstream_test name)
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES
     TIMEOUT 600
-    ENVIRONMENT "OMP_PROC_BIND=false;OMP_NUM_THREADS=2;LAYERSTREAM_TEST_DATA=${CMAKE_SOURCE_DIR}/tests")
+    ENVIRONMENT "OMP_PROC_BIND=false;OMP_NUM_THREADS=2;OMP_WAIT_POLICY=passive;LAYERSTREAM_TEST_DATA=${CMAKE_SOURCE_DIR}/tests")
 endfunction()

@@ -26,12 +26,12 @@ void append_segments(const TokenRow& row, std::int64_t begin, std::int64_t end, 
 void check(const TokenRow& row, std::size_t index) {
   LAYERSTREAM_EXPECT(row.targets.size() == row.input_ids.size() && !row.input_ids.empty(),
                      "row {} has {} tokens and {} targets", index, row.input_ids.size(), row.targets.size());
-  LAYERSTREAM_EXPECT(!row.document_starts.empty() && row.document_starts.front() == 0, "row {} starts no document",
-                     index);
+  LAYERSTREAM_EXPECT(!row.document_starts.empty() && row.document_starts.front() == 0,
+                     "row {} starts no document", index);
   for (std::size_t d = 1; d < row.document_starts.size(); ++d) {
-    LAYERSTREAM_EXPECT(row.document_starts[d] > row.document_starts[d - 1] &&
-                           row.document_starts[d] < row.num_tokens(),
-                       "row {}: document {} starts at {}", index, d, row.document_starts[d]);
+    LAYERSTREAM_EXPECT(
+        row.document_starts[d] > row.document_starts[d - 1] && row.document_starts[d] < row.num_tokens(),
+        "row {}: document {} starts at {}", index, d, row.document_starts[d]);
   }
 }
 
@@ -77,7 +77,8 @@ ChunkPlan make_chunk_plan(std::span<const TokenRow> rows, std::int64_t chunk_tok
     for (std::size_t d = 0; d < row.document_starts.size(); ++d) {
       const std::int64_t end = d + 1 < row.document_starts.size() ? row.document_starts[d + 1] : length;
       const std::int64_t document_length = end - row.document_starts[d];
-      for (std::int64_t p = 0; p < document_length; ++p) plan.positions.push_back(static_cast<std::int32_t>(p));
+      for (std::int64_t p = 0; p < document_length; ++p)
+        plan.positions.push_back(static_cast<std::int32_t>(p));
       plan.max_position = std::max(plan.max_position, document_length);
     }
     plan.num_targets += row.num_targets();

@@ -17,7 +17,8 @@ class CoherentBackend final : public MemoryBackend {
   Lane fetch_lane() const override { return Lane::compute; }
   std::size_t slot_bytes(const BlockSource& source) const override;
   void attach_slots(std::span<void* const> slots, std::size_t bytes) override { table_.attach(slots, bytes); }
-  void fetch(int slot, int block, std::int64_t version, const BlockSource& source, StreamView stream) override;
+  void fetch(int slot, int block, std::int64_t version, const BlockSource& source,
+             StreamView stream) override;
   WeightBinding acquire(int slot, int block, std::int64_t version) override {
     return table_.acquire(slot, block, version);
   }

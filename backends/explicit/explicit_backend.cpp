@@ -35,7 +35,8 @@ std::size_t ExplicitBackend::slot_bytes(const BlockSource& source) const {
   return image.bytes();
 }
 
-void ExplicitBackend::fetch(int slot, int block, std::int64_t version, const BlockSource& source, StreamView stream) {
+void ExplicitBackend::fetch(int slot, int block, std::int64_t version, const BlockSource& source,
+                            StreamView stream) {
   SlotImage image(table_.begin_fetch(slot, block, version, slot_bytes(source)));
   WeightBinding binding;
   for (const SlabSource& slab : source.slabs) {

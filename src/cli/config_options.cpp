@@ -11,7 +11,9 @@ void ConfigOptions::add_to(CLI::App& command) {
   command.add_flag("--print-config", print, "print every key, its value and where it came from, and stop");
 }
 
-LoadedConfig ConfigOptions::load() const { return load_config(path, overrides); }
+LoadedConfig ConfigOptions::load() const {
+  return load_config(path, overrides);
+}
 
 bool ConfigOptions::print_if_asked(const LoadedConfig& config) const {
   if (print) std::cout << describe_config(config);

@@ -20,7 +20,8 @@ DType export_dtype(const ExportOptions& options, const ModelSpec& spec) {
   if (options.dtype == "fp16") return DType::f16;
   const std::optional<DType> own = dtype_from_hf_name(spec.dtype);
   if (!own) {
-    throw ConfigError(fmt::format("config.json names dtype '{}', which cannot be exported; give --dtype", spec.dtype));
+    throw ConfigError(
+        fmt::format("config.json names dtype '{}', which cannot be exported; give --dtype", spec.dtype));
   }
   return *own;
 }
@@ -31,11 +32,9 @@ void run_export(const ExportOptions& options) {
   Ledger planned;
   Arena dry = Arena::dry(Space::host, planned);
   const ParameterStore counted(layout, dry, false);
-  const HostRegion region(planned.total(Space::host), {.component = "weights",
-                                                       .numa_node = {},
-                                                       .pool = nullptr,
-                                                       .available_bytes = {},
-                                                       .progress = {}});
+  const HostRegion region(
+      planned.total(Space::host),
+      {.component = "weights", .numa_node = {}, .pool = nullptr, .available_bytes = {}, .progress = {}});
   Ledger ledger;
   Arena host(Space::host, region.data(), region.bytes(), ledger);
   ParameterStore store(layout, host, false);
@@ -45,7 +44,8 @@ void run_export(const ExportOptions& options) {
                        .config_json = model.config_json(),
                        .dtype = dtype,
                        .companions_from = model.directory()});
-  std::cout << fmt::format("{}: {} parameters in {}\n", options.output, layout.num_parameters(), name_of(dtype));
+  std::cout << fmt::format("{}: {} parameters in {}\n", options.output, layout.num_parameters(),
+                           name_of(dtype));
 }
 
 }  // namespace

@@ -25,9 +25,16 @@ struct GenerateOptions {
 std::vector<std::int32_t> prompt_of(const GenerateOptions& options, const SavedModel& model) {
   std::vector<std::int32_t> ids = options.prompt_ids;
   if (ids.empty()) {
-    if (!model.uses_byte_tokenizer()) {
-      throw ConfigError(fmt::format("{} has a tokenizer of its own: give --prompt-ids (tools/ has the real tokenizers)",
-                                    model.directory().string()));
+    if (has_tokenizer(model.directory())) {
+      throw ConfigError(
+          fmt::format("{} has a tokenizer of its own: give --prompt-ids (tools/ has the real tokenizers)",
+                      model.directory().string()));
+    }
+    if (model.spec().vocab_size < io::ByteTokenizer::vocab_size) {
+      throw ConfigError(
+          fmt::format("{}: a vocabulary of {} has no room for the {} byte tokens of --prompt; give "
+                      "--prompt-ids",
+                      model.directory().string(), model.spec().vocab_size, io::ByteTokenizer::vocab_size));
     }
     ids = io::ByteTokenizer::encode(options.prompt);
     // A text begins where another one ended.
@@ -35,7 +42,8 @@ std::vector<std::int32_t> prompt_of(const GenerateOptions& options, const SavedM
   }
   for (const std::int32_t id : ids) {
     if (id < 0 || id >= model.spec().vocab_size) {
-      throw ConfigError(fmt::format("--prompt-ids: {} is outside the vocabulary of {}", id, model.spec().vocab_size));
+      throw ConfigError(
+          fmt::format("--prompt-ids: {} is outside the vocabulary of {}", id, model.spec().vocab_size));
     }
   }
   return ids;
@@ -75,11 +83,15 @@ void generate(const GenerateOptions& options) {
 }  // namespace
 
 void add_generate(CLI::App& program) {
-  CLI::App* const command = program.add_subcommand("generate", "Sample from a checkpoint or a Hugging Face directory");
+  CLI::App* const command =
+      program.add_subcommand("generate", "Sample from a checkpoint or a Hugging Face directory");
   const auto options = std::make_shared<GenerateOptions>();
   command->add_option("--checkpoint", options->checkpoint, "checkpoint or model directory")->required();
-  command->add_option("--prompt", options->prompt, "text to continue (models with the built-in byte tokenizer)");
-  command->add_option("--prompt-ids", options->prompt_ids, "token ids to continue; prints ids")->delimiter(',');
+  command->add_option("--prompt", options->prompt,
+                      "text to continue (models with the built-in byte tokenizer)");
+  command->add_option("--prompt-ids", options->prompt_ids, "token ids to continue; prints ids")
+      ->delimiter(',')
+      ->excludes("--prompt");
   command->add_option("--max-new-tokens", options->max_new_tokens)->check(CLI::PositiveNumber);
   command->add_option("--temperature", options->temperature, "0: the likeliest token each time")
       ->check(CLI::NonNegativeNumber);

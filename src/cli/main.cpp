@@ -6,10 +6,12 @@
 
 int main(int argc, char** argv) {
   using namespace layerstream;
-  CLI::App program{"layerstream: full-precision training of large language models, streamed from host memory"};
+  CLI::App program{
+      "layerstream: full-precision training of large language models, streamed from host memory"};
   program.require_subcommand(1);
-  program.footer("Exit codes: 0 done, 1 failed, 2 configuration, files or memory refused, 3 too many steps without a "
-                 "finite gradient, 75 interrupted by a signal (a checkpoint was written; run again)");
+  program.footer(
+      "Exit codes: 0 done, 1 failed, 2 configuration, files or memory refused, 3 too many steps without a "
+      "finite gradient, 75 interrupted by a signal (a checkpoint was written; run again)");
   cli::add_train(program);
   cli::add_plan(program);
   cli::add_export(program);

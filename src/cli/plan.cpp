@@ -1,10 +1,8 @@
 #include <iostream>
 #include <memory>
 
-#include "backends/link.hpp"
 #include "cli/commands.hpp"
 #include "cli/config_options.hpp"
-#include "core/process_memory.hpp"
 #include "engine/engine.hpp"
 #include "engine/trainer.hpp"
 #include "ops/runtime.hpp"
@@ -20,15 +18,11 @@ void plan(const ConfigOptions& options) {
   const ModelSpec spec = parse_hf_config(text.text, text.path);
 
   const ops::Runtime runtime;
-  MemcpyLink link;
-  const std::unique_ptr<MemoryBackend> backend = make_backend(config.run, link);
-  EngineShape shape = make_engine_shape(spec, config.run, EngineMode::train);
-  Ledger ledger = plan_memory(shape, *backend);
   std::size_t data_bytes = 0;
   if (!config.run.train_file.empty()) {
     data_bytes = io::Dataset::load(io::dataset_options(config.run, spec.vocab_size)).bytes();
   }
-  add_process_lines(ledger, data_bytes);
+  const auto [shape, ledger] = plan_run(spec, config.run, data_bytes);
 
   std::cout << fmt::format("model  {} parameters, {} blocks, {} compute\n", shape.layout.num_parameters(),
                            shape.layout.num_blocks(), name_of(shape.compute));
@@ -46,8 +40,8 @@ void plan(const ConfigOptions& options) {
 }  // namespace
 
 void add_plan(CLI::App& program) {
-  CLI::App* const command =
-      program.add_subcommand("plan", "Print where every byte of a run would go; allocate nothing, need no GPU");
+  CLI::App* const command = program.add_subcommand(
+      "plan", "Print where every byte of a run would go; allocate nothing, need no GPU");
   const auto options = std::make_shared<ConfigOptions>();
   options->add_to(*command);
   command->callback([options] { plan(*options); });

@@ -19,8 +19,6 @@ class SavedModel {
   const std::filesystem::path& directory() const { return directory_; }
   const std::string& config_json() const { return config_.text; }
   const ModelSpec& spec() const { return spec_; }
-  /// No tokenizer beside the weights: the model speaks the built-in byte tokenizer.
-  bool uses_byte_tokenizer() const;
   /// Fills the store, moments left as they are when it has none.
   void load(ParameterStore& store) const;
 

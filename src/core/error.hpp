@@ -53,12 +53,12 @@ class ContractError : public Error {
 };
 
 /// Throws ContractError with place and formatted message unless `condition` holds.
-#define LAYERSTREAM_EXPECT(condition, ...)                                                              \
-  do {                                                                                                  \
-    if (!(condition)) {                                                                                 \
-      throw ::layerstream::ContractError(                                                               \
-          ::fmt::format("{}:{}: expected {}: {}", __FILE__, __LINE__, #condition, ::fmt::format(__VA_ARGS__))); \
-    }                                                                                                   \
+#define LAYERSTREAM_EXPECT(condition, ...)                                                           \
+  do {                                                                                               \
+    if (!(condition)) {                                                                              \
+      throw ::layerstream::ContractError(::fmt::format("{}:{}: expected {}: {}", __FILE__, __LINE__, \
+                                                       #condition, ::fmt::format(__VA_ARGS__)));     \
+    }                                                                                                \
   } while (false)
 
 }  // namespace layerstream

@@ -19,10 +19,14 @@ inline constexpr std::array all_lanes{Lane::compute, Lane::h2d, Lane::d2h, Lane:
 
 constexpr std::string_view name_of(Lane lane) {
   switch (lane) {
-    case Lane::compute: return "compute";
-    case Lane::h2d: return "h2d";
-    case Lane::d2h: return "d2h";
-    case Lane::host: return "host";
+    case Lane::compute:
+      return "compute";
+    case Lane::h2d:
+      return "h2d";
+    case Lane::d2h:
+      return "d2h";
+    case Lane::host:
+      return "host";
   }
   return "?";
 }

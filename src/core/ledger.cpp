@@ -27,16 +27,18 @@ std::string Ledger::to_table() const {
   for (const Space space : {Space::device, Space::host}) {
     for (const LedgerLine& line : lines_) {
       if (line.space != space) continue;
-      table += fmt::format("  {:<7} {:<40} {:>12} {:>18}\n", name_of(space), line.component, format_bytes(line.bytes),
-                           line.bytes);
+      table += fmt::format("  {:<7} {:<40} {:>12} {:>18}\n", name_of(space), line.component,
+                           format_bytes(line.bytes), line.bytes);
     }
-    table += fmt::format("  {:<7} {:<40} {:>12} {:>18}\n", name_of(space), "total", format_bytes(total(space)),
-                         total(space));
+    table += fmt::format("  {:<7} {:<40} {:>12} {:>18}\n", name_of(space), "total",
+                         format_bytes(total(space)), total(space));
   }
   return table;
 }
 
-Arena Arena::dry(Space space, Ledger& ledger) { return Arena(space, ledger); }
+Arena Arena::dry(Space space, Ledger& ledger) {
+  return Arena(space, ledger);
+}
 
 Arena::Arena(Space space, void* base, std::size_t capacity, Ledger& ledger)
     : space_(space), base_(static_cast<std::byte*>(base)), capacity_(capacity), ledger_(&ledger) {
@@ -46,8 +48,9 @@ Arena::Arena(Space space, void* base, std::size_t capacity, Ledger& ledger)
 
 void* Arena::allocate(std::size_t bytes, std::string_view component) {
   const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
-  LAYERSTREAM_EXPECT(is_dry() || used_ + rounded <= capacity_, "{} arena of {} B is full: {} asks for {} B after {} B",
-                     name_of(space_), capacity_, component, bytes, used_);
+  LAYERSTREAM_EXPECT(is_dry() || used_ + rounded <= capacity_,
+                     "{} arena of {} B is full: {} asks for {} B after {} B", name_of(space_), capacity_,
+                     component, bytes, used_);
   // A dry arena counts from a fictitious, non-null base, so that views over it do not read as absent.
   std::byte* const base = is_dry() ? reinterpret_cast<std::byte*>(alignment) : base_;
   std::byte* const piece = base + used_;

@@ -13,7 +13,9 @@ namespace layerstream {
 /// Where bytes live: the GPU's HBM (or its simulation), or the CPU's DRAM.
 enum class Space : std::uint8_t { device, host };
 
-constexpr std::string_view name_of(Space space) { return space == Space::device ? "device" : "host"; }
+constexpr std::string_view name_of(Space space) {
+  return space == Space::device ? "device" : "host";
+}
 
 struct LedgerLine {
   Space space;

@@ -5,14 +5,15 @@
 
 namespace layerstream {
 
-std::array<std::uint32_t, 4> philox(std::uint64_t key, std::uint64_t counter_low, std::uint64_t counter_high) {
+std::array<std::uint32_t, 4> philox(std::uint64_t key, std::uint64_t counter_low,
+                                    std::uint64_t counter_high) {
   constexpr std::uint64_t multiplier0 = 0xD2511F53u;
   constexpr std::uint64_t multiplier1 = 0xCD9E8D57u;
   std::uint32_t key0 = static_cast<std::uint32_t>(key);
   std::uint32_t key1 = static_cast<std::uint32_t>(key >> 32);
-  std::array<std::uint32_t, 4> c{static_cast<std::uint32_t>(counter_low), static_cast<std::uint32_t>(counter_low >> 32),
-                                 static_cast<std::uint32_t>(counter_high),
-                                 static_cast<std::uint32_t>(counter_high >> 32)};
+  std::array<std::uint32_t, 4> c{
+      static_cast<std::uint32_t>(counter_low), static_cast<std::uint32_t>(counter_low >> 32),
+      static_cast<std::uint32_t>(counter_high), static_cast<std::uint32_t>(counter_high >> 32)};
   for (int round = 0; round < 10; ++round) {
     const std::uint64_t product0 = multiplier0 * c[0];
     const std::uint64_t product1 = multiplier1 * c[2];

@@ -50,13 +50,13 @@ class BasicTensorView {
   BasicTensorView(VoidPointer data, DType dtype, Shape shape)
       : data_(static_cast<Byte*>(data)), dtype_(dtype), shape_(shape) {}
   template <class T>
-    requires(!std::is_void_v<T> && (std::is_const_v<Byte> || !std::is_const_v<T>))
-  BasicTensorView(T* data, Shape shape)
+  requires(!std::is_void_v<T> && (std::is_const_v<Byte> || !std::is_const_v<T>))
+      BasicTensorView(T* data, Shape shape)
       : BasicTensorView(data, dtype_of<std::remove_const_t<T>>, shape) {}
   // A mutable view converts to a const one.
   template <class Other>
-    requires(std::is_const_v<Byte> && !std::is_const_v<Other>)
-  BasicTensorView(const BasicTensorView<Other>& other)  // NOLINT(google-explicit-constructor)
+  requires(std::is_const_v<Byte> && !std::is_const_v<Other>)
+      BasicTensorView(const BasicTensorView<Other>& other)  // NOLINT(google-explicit-constructor)
       : BasicTensorView(other.data(), other.dtype(), other.shape()) {}
 
   /// A default-constructed view is empty: "this optional tensor is absent".
@@ -73,7 +73,8 @@ class BasicTensorView {
   /// Typed pointer; throws ContractError if T is not the stored type.
   template <class T>
   Pointer<T> as() const {
-    LAYERSTREAM_EXPECT(dtype_ == dtype_of<T>, "tensor holds {}, not {}", name_of(dtype_), name_of(dtype_of<T>));
+    LAYERSTREAM_EXPECT(dtype_ == dtype_of<T>, "tensor holds {}, not {}", name_of(dtype_),
+                       name_of(dtype_of<T>));
     return reinterpret_cast<Pointer<T>>(data_);
   }
 
@@ -84,8 +85,8 @@ class BasicTensorView {
     Shape shape = shape_;
     const std::int64_t stride = dim(0) == 0 ? 0 : numel() / dim(0);
     shape[0] = count;
-    return {static_cast<VoidPointer>(data_ + static_cast<std::size_t>(begin * stride) * size_of(dtype_)), dtype_,
-            shape};
+    return {static_cast<VoidPointer>(data_ + static_cast<std::size_t>(begin * stride) * size_of(dtype_)),
+            dtype_, shape};
   }
 
   /// The same elements under another shape.

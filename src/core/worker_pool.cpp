@@ -74,7 +74,9 @@ WorkerPool::~WorkerPool() {
   for (std::thread& thread : state_->threads) thread.join();
 }
 
-int WorkerPool::num_threads() const { return static_cast<int>(state_->threads.size()) + 1; }
+int WorkerPool::num_threads() const {
+  return static_cast<int>(state_->threads.size()) + 1;
+}
 
 void WorkerPool::parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& task) {
   State& state = *state_;

@@ -14,12 +14,12 @@ struct Selection {
 };
 
 DecoderIntermediates make_intermediates(const EngineShape& shape, Selection selection, std::int64_t tokens,
-                                        std::int64_t key_value_tokens, Arena& arena, std::string_view component) {
+                                        std::int64_t key_value_tokens, Arena& arena,
+                                        std::string_view component) {
   const ModelSpec& spec = shape.spec;
   DecoderIntermediates set;
   if (selection.attention) {
-    set.attention =
-        arena.tensor(shape.compute, {tokens, spec.num_attention_heads, spec.head_dim}, component);
+    set.attention = arena.tensor(shape.compute, {tokens, spec.num_attention_heads, spec.head_dim}, component);
     set.lse = arena.tensor(shape.accumulator(), {tokens, spec.num_attention_heads}, component);
   }
   if (selection.projections) {
@@ -47,7 +47,8 @@ Selection scratch_selection(const EngineShape& shape) {
 
 std::int64_t max_over_blocks(const EngineShape& shape, std::int64_t (*size)(const EngineShape&, int)) {
   std::int64_t largest = 0;
-  for (int block = 0; block < shape.layout.num_blocks(); ++block) largest = std::max(largest, size(shape, block));
+  for (int block = 0; block < shape.layout.num_blocks(); ++block)
+    largest = std::max(largest, size(shape, block));
   return largest;
 }
 
@@ -68,7 +69,9 @@ std::int64_t vector_elements(const EngineShape& shape, int block) {
   return layout.num_elements - layout.num_matrix_elements;
 }
 
-std::int64_t gradient_elements(const EngineShape& shape, int block) { return shape.gradient_elements(block); }
+std::int64_t gradient_elements(const EngineShape& shape, int block) {
+  return shape.gradient_elements(block);
+}
 
 }  // namespace
 
@@ -98,13 +101,14 @@ DeviceBuffers::DeviceBuffers(const EngineShape& shape, Arena& arena) {
     weight_slots.push_back(arena.allocate(shape.slot_bytes, "weight slots"));
   }
   if (shape.low_halves_stream()) {
-    matrices = arena.tensor(DType::f32, {max_over_blocks(shape, merged_matrix_elements)}, "merged fp32 weights");
+    matrices =
+        arena.tensor(DType::f32, {max_over_blocks(shape, merged_matrix_elements)}, "merged fp32 weights");
   }
   vectors = arena.tensor(DType::f32, {max_over_blocks(shape, vector_elements)}, "merged fp32 weights");
   if (schedule.train) {
     for (int slot = 0; slot < schedule.gradient_slots; ++slot) {
-      gradient_slots.push_back(
-          arena.tensor(DType::f32, {max_over_blocks(shape, layerstream::gradient_elements)}, "gradient slots (fp32)"));
+      gradient_slots.push_back(arena.tensor(
+          DType::f32, {max_over_blocks(shape, layerstream::gradient_elements)}, "gradient slots (fp32)"));
     }
   }
 
@@ -130,8 +134,9 @@ DeviceBuffers::DeviceBuffers(const EngineShape& shape, Arena& arena) {
   }
   // With a norm on the keys, the backward pass of a chunk reads what the rebuild of the whole group wrote.
   key_value_raw_spans_group = spec.qk_norm;
-  scratch_intermediates = make_intermediates(shape, scratch_selection(shape), chunk,
-                                             key_value_raw_spans_group ? group : chunk, arena, "chunk scratch");
+  scratch_intermediates =
+      make_intermediates(shape, scratch_selection(shape), chunk, key_value_raw_spans_group ? group : chunk,
+                         arena, "chunk scratch");
 
   const Shape head_shape{group, spec.num_key_value_heads, spec.head_dim};
   groups.resize(shape.keeps_key_values ? static_cast<std::size_t>(spec.num_hidden_layers) : 1);
@@ -153,7 +158,8 @@ DeviceBuffers::DeviceBuffers(const EngineShape& shape, Arena& arena) {
     decoder.dhidden = arena.tensor(compute, {chunk, hidden}, scratch);
     decoder.dattention = arena.tensor(compute, query_shape, scratch);
     decoder.dquery = arena.tensor(compute, query_shape, scratch);
-    decoder.dquery_key_value = arena.tensor(compute, {chunk, spec.query_size() + 2 * spec.key_value_size()}, scratch);
+    decoder.dquery_key_value =
+        arena.tensor(compute, {chunk, spec.query_size() + 2 * spec.key_value_size()}, scratch);
   }
 
   const std::int64_t tile = std::min(shape.loss_tile_tokens, chunk);
@@ -173,8 +179,9 @@ DeviceBuffers::DeviceBuffers(const EngineShape& shape, Arena& arena) {
   std::size_t workspace_bytes =
       std::max(decoder_workspace(spec, chunk, compute), head_workspace(spec, tile, compute));
   if (schedule.train) {
-    workspace_bytes = std::max(
-        workspace_bytes, ops::sum_of_squares_workspace(max_over_blocks(shape, layerstream::gradient_elements)));
+    workspace_bytes =
+        std::max(workspace_bytes,
+                 ops::sum_of_squares_workspace(max_over_blocks(shape, layerstream::gradient_elements)));
   }
   workspace = arena.tensor(DType::u8, {static_cast<std::int64_t>(workspace_bytes)}, "kernel workspace");
   nll_sum = static_cast<double*>(arena.allocate(sizeof(double), "loss and norm sums"));
@@ -245,7 +252,8 @@ std::vector<BlockCost> block_costs(const EngineShape& shape, const ParameterStor
     const bool decoder = block_of(shape, block).kind == BlockKind::decoder;
     const std::int64_t elements = block_of(shape, block).num_elements;
     BlockCost cost;
-    cost.fetch_bytes = static_cast<std::int64_t>(backend.slot_bytes(store.source(block, shape.low_halves_stream())));
+    cost.fetch_bytes =
+        static_cast<std::int64_t>(backend.slot_bytes(store.source(block, shape.low_halves_stream())));
     cost.gradient_bytes = 4 * shape.gradient_elements(block);
     cost.update_bytes = 28 * elements;
     cost.forward_flops_per_token = 2.0 * static_cast<double>(merged_matrix_elements(shape, block));

@@ -40,8 +40,8 @@ SavedIntermediates saved_by(ActivationPolicy policy);
 struct DeviceBuffers {
   DeviceBuffers(const EngineShape& shape, Arena& arena);
 
-  TensorView rope_cos, rope_sin;             ///< (P, d/2); filled once
-  std::size_t first_volatile_byte = 0;       ///< of the arena: from here on nothing outlives a step
+  TensorView rope_cos, rope_sin;        ///< (P, d/2); filled once
+  std::size_t first_volatile_byte = 0;  ///< of the arena: from here on nothing outlives a step
   std::vector<void*> weight_slots;
   TensorView matrices;                     ///< fp32: a block's matrices, merged
   TensorView vectors;                      ///< a block's vectors, merged (fp32)
@@ -57,7 +57,7 @@ struct DeviceBuffers {
   std::vector<GroupKeyValue> groups;           ///< one, or one per decoder block (index block − 1)
   DecoderScratch decoder;
   HeadScratch head;
-  TensorView logits;  ///< (1, V), generation only
+  TensorView logits;                         ///< (1, V), generation only
   TensorView input_ids, targets, positions;  ///< (T) int32
   TensorView workspace;                      ///< bytes
   double* nll_sum = nullptr;
@@ -68,9 +68,9 @@ struct DeviceBuffers {
 struct HostBuffers {
   HostBuffers(const EngineShape& shape, Arena& arena);
 
-  std::vector<TensorView> gradients;               ///< by host gradient slab, fp32
-  std::vector<TensorView> inputs;                  ///< (T, h) by block; empty where not saved
-  std::vector<DecoderIntermediates> intermediates; ///< (T, ...) by block
+  std::vector<TensorView> gradients;                ///< by host gradient slab, fp32
+  std::vector<TensorView> inputs;                   ///< (T, h) by block; empty where not saved
+  std::vector<DecoderIntermediates> intermediates;  ///< (T, ...) by block
 };
 
 /// The views of `set` restricted to rows [first, first + count); empty views stay empty.

@@ -8,7 +8,9 @@ namespace {
 
 constexpr const char* state_file = "trainer_state.json";
 
-std::string block_file(int block) { return fmt::format("block-{:05}.safetensors", block); }
+std::string block_file(int block) {
+  return fmt::format("block-{:05}.safetensors", block);
+}
 
 /// One of the four arrays of a slab, as it is stored.
 struct SlabPart {
@@ -124,15 +126,16 @@ void load_checkpoint(const io::CheckpointReader& checkpoint, ParameterStore& sto
         const std::string name = parameter.name + part.suffix;
         const io::TensorEntry* const entry = file.find(name);
         if (entry == nullptr) {
-          throw FileError(fmt::format("{}: no tensor {}; this checkpoint lacks a part of the exact state and cannot be "
-                                      "resumed",
-                                      file.path().string(), io::in_quotes(name)));
+          throw FileError(
+              fmt::format("{}: no tensor {}; this checkpoint lacks a part of the exact state and cannot be "
+                          "resumed",
+                          file.path().string(), io::in_quotes(name)));
         }
         if (entry->dtype != part.dtype || entry->shape != to_vector(parameter.shape)) {
-          throw FileError(fmt::format("{}: tensor {} is {} {}, the exact state is {} {}; refusing a lossy resume",
-                                      file.path().string(), io::in_quotes(name), name_of(entry->dtype),
-                                      io::to_string(entry->shape), name_of(part.dtype),
-                                      io::to_string(to_vector(parameter.shape))));
+          throw FileError(fmt::format(
+              "{}: tensor {} is {} {}, the exact state is {} {}; refusing a lossy resume",
+              file.path().string(), io::in_quotes(name), name_of(entry->dtype), io::to_string(entry->shape),
+              name_of(part.dtype), io::to_string(to_vector(parameter.shape))));
         }
         file.read(*entry, 0, piece_of(slab, part, parameter));
       }

@@ -12,7 +12,9 @@
 namespace layerstream {
 namespace {
 
-std::size_t padded(std::size_t bytes) { return std::max(bytes, Arena::alignment); }
+std::size_t padded(std::size_t bytes) {
+  return std::max(bytes, Arena::alignment);
+}
 
 /// A row that continues a sequence of `past` tokens, as a step of one chunk.
 ChunkPlan continuation(std::span<const std::int32_t> tokens, std::int64_t past) {
@@ -21,11 +23,12 @@ ChunkPlan continuation(std::span<const std::int32_t> tokens, std::int64_t past) 
   plan.input_ids.assign(tokens.begin(), tokens.end());
   plan.targets.assign(tokens.size(), -100);
   for (std::int64_t i = 0; i < count; ++i) plan.positions.push_back(static_cast<std::int32_t>(past + i));
-  plan.chunks.push_back({.first_token = 0,
-                         .num_tokens = count,
-                         .group = 0,
-                         .offset_in_group = past,
-                         .segments = {{.first_query = 0, .num_queries = count, .first_key = 0, .num_keys = past + count}}});
+  plan.chunks.push_back(
+      {.first_token = 0,
+       .num_tokens = count,
+       .group = 0,
+       .offset_in_group = past,
+       .segments = {{.first_query = 0, .num_queries = count, .first_key = 0, .num_keys = past + count}}});
   plan.groups.push_back({.first_token = 0, .num_tokens = past + count, .first_chunk = 0, .num_chunks = 1});
   plan.max_position = past + count;
   return plan;
@@ -36,11 +39,13 @@ ChunkPlan continuation(std::span<const std::int32_t> tokens, std::int64_t past) 
 std::unique_ptr<MemoryBackend> make_backend(const RunConfig& config, Link& link) {
   switch (config.backend) {
     case BackendChoice::automatic:
-    case BackendChoice::explicit_copies: return std::make_unique<ExplicitBackend>(link);
+    case BackendChoice::explicit_copies:
+      return std::make_unique<ExplicitBackend>(link);
     case BackendChoice::coherent:
       if (!config.allow_emulation) {
         throw ConfigError(
-            "backend: coherent: this device does not share the host's page tables; set allow_emulation: true to "
+            "backend: coherent: this device does not share the host's page tables; set allow_emulation: true "
+            "to "
             "emulate it, or backend: explicit");
       }
       return std::make_unique<CoherentBackend>(link);
@@ -70,7 +75,7 @@ Engine::Engine(const ModelSpec& spec, const RunConfig& config, EngineMode mode, 
   host_region_ = HostRegion(padded(planned.total(Space::host)), {.component = "model state",
                                                                  .numa_node = {},
                                                                  .pool = &pool_,
-                                                                 .available_bytes = budget.bytes,
+                                                                 .available_bytes = config.host_memory_limit,
                                                                  .progress = {}});
   device_region_ = device.allocate(padded(planned.total(Space::device)));
   Arena host(Space::host, host_region_.data(), host_region_.bytes(), ledger_);
@@ -87,10 +92,13 @@ Engine::Engine(const ModelSpec& spec, const RunConfig& config, EngineMode mode, 
   std::vector<float> cos(static_cast<std::size_t>(device_buffers_->rope_cos.numel()));
   std::vector<float> sin(cos.size());
   const Shape table = device_buffers_->rope_cos.shape();
-  fill_rope_tables(TensorView(cos.data(), table), TensorView(sin.data(), table), frequencies, RopePrecision::exact);
+  fill_rope_tables(TensorView(cos.data(), table), TensorView(sin.data(), table), frequencies,
+                   RopePrecision::exact);
   const StreamView stream = device.stream(Lane::compute);
-  backend_->copy_to_device(device_buffers_->rope_cos.data(), cos.data(), device_buffers_->rope_cos.bytes(), stream);
-  backend_->copy_to_device(device_buffers_->rope_sin.data(), sin.data(), device_buffers_->rope_sin.bytes(), stream);
+  backend_->copy_to_device(device_buffers_->rope_cos.data(), cos.data(), device_buffers_->rope_cos.bytes(),
+                           stream);
+  backend_->copy_to_device(device_buffers_->rope_sin.data(), sin.data(), device_buffers_->rope_sin.bytes(),
+                           stream);
   device.synchronize();
 
   runner_ = std::make_unique<StepRunner>(StepRunner::Parts{.shape = shape_,
@@ -143,7 +151,8 @@ StepResult Engine::train_step(std::span<const TokenRow> rows, const StepSettings
 
   const bool immediate = shape_.schedule.optimizer_update == OptimizerUpdate::immediate;
   // Updates in this step's schedule: its own when immediate, the one before's when deferred.
-  runner_->begin(chunks, settings.max_grad_norm, immediate ? settings.adamw : pending_.value_or(ops::AdamWSettings{}));
+  runner_->begin(chunks, settings.max_grad_norm,
+                 immediate ? settings.adamw : pending_.value_or(ops::AdamWSettings{}));
   const ScheduleSettings schedule = schedule_settings(true);
   pending_.reset();
   run(schedule, chunks);
@@ -189,8 +198,7 @@ std::vector<float> Engine::append(std::span<const std::int32_t> tokens) {
                                   sequence_length_ + static_cast<std::int64_t>(tokens.size()), capacity));
   }
   while (!tokens.empty()) {
-    const std::size_t count =
-        std::min(tokens.size(), static_cast<std::size_t>(shape_.bounds.chunk_tokens));
+    const std::size_t count = std::min(tokens.size(), static_cast<std::size_t>(shape_.bounds.chunk_tokens));
     const ChunkPlan chunks = continuation(tokens.first(count), sequence_length_);
     runner_->begin(chunks, 0.0, {});
     run(schedule_settings(false), chunks);

@@ -11,7 +11,9 @@ namespace layerstream {
 namespace {
 
 constexpr std::size_t num_lanes = all_lanes.size();
-constexpr std::size_t index_of(Lane lane) { return static_cast<std::size_t>(lane); }
+constexpr std::size_t index_of(Lane lane) {
+  return static_cast<std::size_t>(lane);
+}
 
 std::string place_of(const Operation& operation) {
   std::string place = fmt::format("{} on lane {}", name_of(operation.kind), name_of(operation.lane));
@@ -55,7 +57,8 @@ struct Executor::State {
 
   void issue(Run& current, int index, StreamView stream) {
     const Operation& operation = current.schedule.operations[static_cast<std::size_t>(index)];
-    for (const int dependency : operation.dependencies) events[static_cast<std::size_t>(dependency)]->wait(stream);
+    for (const int dependency : operation.dependencies)
+      events[static_cast<std::size_t>(dependency)]->wait(stream);
     if (current.observer != nullptr) current.observer->before(index, operation);
     current.runner.run(operation, stream);
     if (current.observer != nullptr) current.observer->after(index, operation);

@@ -13,18 +13,18 @@ namespace layerstream {
 /// Something that operations read and write: a buffer, or a part of one.
 struct Resource {
   enum class Kind : std::uint8_t {
-    host_weights,        ///< of a block
-    weight_slot,         ///< index
-    input,               ///< a decoder block's input buffer, by (buffer, chunk)
-    intermediates,       ///< saved intermediates on the device, by (slot) or (block, chunk)
-    saved_input,         ///< host copy, by (block, chunk)
-    saved_intermediates, ///< host copy, by (block, chunk)
-    gradient_slot,       ///< device gradient buffer
-    host_gradient,       ///< by host slab
-    norm_partial,        ///< of a block, on the device
-    host_statistics,     ///< of a block: its norm (and the head's loss) on the host
-    stream_gradient,     ///< gradient of the residual stream, by chunk
-    group_key_value,     ///< keys and values in the making
+    host_weights,         ///< of a block
+    weight_slot,          ///< index
+    input,                ///< a decoder block's input buffer, by (buffer, chunk)
+    intermediates,        ///< saved intermediates on the device, by (slot) or (block, chunk)
+    saved_input,          ///< host copy, by (block, chunk)
+    saved_intermediates,  ///< host copy, by (block, chunk)
+    gradient_slot,        ///< device gradient buffer
+    host_gradient,        ///< by host slab
+    norm_partial,         ///< of a block, on the device
+    host_statistics,      ///< of a block: its norm (and the head's loss) on the host
+    stream_gradient,      ///< gradient of the residual stream, by chunk
+    group_key_value,      ///< keys and values in the making
     loss,
     verdict,
   };

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 
+#include "backends/link.hpp"
 #include "core/host_memory.hpp"
 #include "core/process_memory.hpp"
+#include "engine/engine.hpp"
+#include "engine/model_io.hpp"
 
 namespace layerstream {
 
@@ -32,8 +35,9 @@ EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& config, En
     schedule.optimizer_update = config.optimizer_update;
   }
   if (schedule.optimizer_update == OptimizerUpdate::immediate && config.max_grad_norm > 0.0) {
-    throw ConfigError("optimizer_update: immediate needs max_grad_norm: 0, since clipping must know all gradients "
-                      "before any parameter moves");
+    throw ConfigError(
+        "optimizer_update: immediate needs max_grad_norm: 0, since clipping must know all gradients "
+        "before any parameter moves");
   }
   return shape;
 }
@@ -57,22 +61,34 @@ Ledger plan_memory(EngineShape& shape, const MemoryBackend& backend) {
 void add_process_lines(Ledger& ledger, std::size_t data_bytes) {
   ledger.add(Space::host, "training data", data_bytes);
   const std::size_t resident = ProcessMemory::now().resident;
-  ledger.add(Space::host, "process (code, libraries, stacks)", resident > data_bytes ? resident - data_bytes : 0);
+  ledger.add(Space::host, "process (code, libraries, stacks)",
+             resident > data_bytes ? resident - data_bytes : 0);
+  ledger.add(Space::host, "weights between files and slabs", transit_bytes);
+}
+
+RunPlan plan_run(const ModelSpec& spec, const RunConfig& config, std::size_t data_bytes) {
+  MemcpyLink link;
+  const std::unique_ptr<MemoryBackend> backend = make_backend(config, link);
+  RunPlan plan{.shape = make_engine_shape(spec, config, EngineMode::train), .ledger = {}};
+  plan.ledger = plan_memory(plan.shape, *backend);
+  add_process_lines(plan.ledger, data_bytes);
+  return plan;
 }
 
 HostBudget host_budget(const RunConfig& config) {
   if (config.host_memory_limit) return {*config.host_memory_limit, "host_memory_limit"};
   const HostMemory memory = HostMemoryProbe().available();
-  return {memory.available, memory.bound_by};
+  return {memory.available + ProcessMemory::now().resident, memory.bound_by};
 }
 
-void check_memory(const Ledger& ledger, const HostBudget& host, std::size_t device_limit, bool device_is_host) {
+void check_memory(const Ledger& ledger, const HostBudget& host, std::size_t device_limit,
+                  bool device_is_host) {
   const std::size_t device_need = ledger.total(Space::device);
   const std::size_t host_need = ledger.total(Space::host) + (device_is_host ? device_need : 0);
   std::string problems;
   if (device_need > device_limit) {
-    problems += fmt::format("device memory: need {}, have {} (device_memory_limit)\n", format_bytes(device_need),
-                            format_bytes(device_limit));
+    problems += fmt::format("device memory: need {}, have {} (device_memory_limit)\n",
+                            format_bytes(device_need), format_bytes(device_limit));
   }
   if (host_need > host.bytes) {
     problems += fmt::format("host memory: need {}{}, have {} ({})\n", format_bytes(host_need),
@@ -80,10 +96,11 @@ void check_memory(const Ledger& ledger, const HostBudget& host, std::size_t devi
                             host.bound_by);
   }
   if (problems.empty()) return;
-  throw ResourceError(fmt::format(
-      "{}{}  lower chunk_tokens, cutoff_len, per_device_train_batch_size or weight_slots, choose activation_policy: "
-      "input, or raise the limit that binds",
-      problems, ledger.to_table()));
+  throw ResourceError(
+      fmt::format("{}{}  lower chunk_tokens, cutoff_len, per_device_train_batch_size or weight_slots, choose "
+                  "activation_policy: "
+                  "input, or raise the limit that binds",
+                  problems, ledger.to_table()));
 }
 
 }  // namespace layerstream

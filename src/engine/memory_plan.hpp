@@ -29,7 +29,16 @@ Ledger plan_memory(EngineShape& shape, const MemoryBackend& backend);
 /// now (call it after the kernels' runtime has started), the data, and a buffer for weights in transit.
 void add_process_lines(Ledger& ledger, std::size_t data_bytes);
 
-/// Host bytes that this process may use: host_memory_limit, else what the system says is available.
+/// A whole training process, before it allocates anything.
+struct RunPlan {
+  EngineShape shape;
+  Ledger ledger;  ///< the engine's lines and the process's
+};
+/// @param data_bytes what the training data hold. Throws ConfigError.
+RunPlan plan_run(const ModelSpec& spec, const RunConfig& config, std::size_t data_bytes);
+
+/// Host bytes that this process may hold: host_memory_limit, else what it holds already and what the system
+/// says is available.
 struct HostBudget {
   std::size_t bytes = 0;
   std::string bound_by;  ///< the file or key that says so
@@ -39,6 +48,7 @@ HostBudget host_budget(const RunConfig& config);
 /// Refuses a run that cannot fit, before anything is allocated: need and have per component.
 /// @param device_is_host the device's memory is taken from the host (simulation).
 /// Throws ResourceError.
-void check_memory(const Ledger& ledger, const HostBudget& host, std::size_t device_limit, bool device_is_host);
+void check_memory(const Ledger& ledger, const HostBudget& host, std::size_t device_limit,
+                  bool device_is_host);
 
 }  // namespace layerstream

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -12,8 +13,8 @@
 namespace layerstream {
 namespace {
 
-/// Elements that are converted at once: 4 MiB of fp32.
-constexpr std::int64_t piece_elements = 1 << 20;
+/// Elements that are converted at once; each takes at most a float and a 16-bit value.
+constexpr std::int64_t piece_elements = transit_bytes / 6;
 
 /// Tensors that files carry and no model of ours learns.
 bool is_ignorable(const std::string& name, const ModelLayout& layout) {
@@ -44,44 +45,19 @@ void list(std::string& text, std::string_view title, const std::vector<std::stri
   if (names.size() > shown) text += fmt::format("\n    and {} more", names.size() - shown);
 }
 
-void check_tensors(const io::ModelFiles& files, const ModelLayout& layout) {
-  std::vector<std::string> missing;
-  std::vector<std::string> unexpected;
-  std::vector<std::string> misshapen;
-  std::set<std::string> wanted;
-  for (const BlockLayout& block : layout.blocks) {
-    for (const Parameter& parameter : block.parameters) {
-      wanted.insert(parameter.name);
-      const io::TensorEntry* const entry = files.find(parameter.name);
-      if (entry == nullptr) {
-        missing.push_back(parameter.name);
-      } else if (!same_shape(entry->shape, parameter.shape)) {
-        misshapen.push_back(fmt::format("{}: {} in {}, the configuration wants {}", parameter.name,
-                                        io::to_string(entry->shape), entry->file,
-                                        io::to_string(to_vector(parameter.shape))));
-      } else if (entry->dtype != DType::f32 && entry->dtype != DType::bf16 && entry->dtype != DType::f16) {
-        misshapen.push_back(fmt::format("{}: {} in {}; F32, BF16 and F16 can be loaded", parameter.name,
-                                        name_of(entry->dtype), entry->file));
-      }
+template <class Half, class Convert>
+void append_converted(io::SafetensorsWriter& writer, const Parameter& parameter, std::int64_t first,
+                      std::span<const float> values, const Convert& convert) {
+  std::vector<Half> converted(values.size());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    converted[i] = convert(values[i]);
+    if (std::isfinite(values[i]) && !std::isfinite(to_float(converted[i]))) {
+      throw FileError(
+          fmt::format("element {} of {} is {}, beyond the range of the dtype asked for; export in fp32{}",
+                      first + static_cast<std::int64_t>(i), parameter.name, values[i],
+                      std::is_same_v<Half, fp16> ? " or bf16" : ""));
     }
   }
-  for (const std::string& name : files.names()) {
-    if (!wanted.contains(name) && !is_ignorable(name, layout)) unexpected.push_back(name);
-  }
-  std::string problems;
-  list(problems, "missing", missing);
-  list(problems, "unexpected", unexpected);
-  list(problems, "of another shape or type", misshapen);
-  if (problems.empty()) return;
-  throw FileError(fmt::format("{}: the weights are not those of its config.json:{}\n  check that the download is "
-                              "complete and that config.json belongs to these files",
-                              files.directory().string(), problems));
-}
-
-template <class Half, class Convert>
-void append_converted(io::SafetensorsWriter& writer, std::span<const float> values, const Convert& convert) {
-  std::vector<Half> converted(values.size());
-  std::transform(values.begin(), values.end(), converted.begin(), convert);
   writer.append(std::as_bytes(std::span<const Half>(converted)));
 }
 
@@ -92,9 +68,14 @@ void append_parameter(io::SafetensorsWriter& writer, const ParameterStore& store
     values.resize(static_cast<std::size_t>(std::min(piece_elements, parameter.numel() - first)));
     store.read(block, parameter, first, values);
     switch (dtype) {
-      case DType::bf16: append_converted<bf16>(writer, values, [](float value) { return to_bf16(value); }); break;
-      case DType::f16: append_converted<fp16>(writer, values, [](float value) { return to_fp16(value); }); break;
-      default: writer.append(std::as_bytes(std::span<const float>(values)));
+      case DType::bf16:
+        append_converted<bf16>(writer, parameter, first, values, [](float value) { return to_bf16(value); });
+        break;
+      case DType::f16:
+        append_converted<fp16>(writer, parameter, first, values, [](float value) { return to_fp16(value); });
+        break;
+      default:
+        writer.append(std::as_bytes(std::span<const float>(values)));
     }
   }
 }
@@ -125,8 +106,8 @@ void write_text(const std::shared_ptr<io::FileSystem>& files, const std::filesys
   sink.finish();
 }
 
-void write_shards(const ParameterStore& store, const ExportRequest& request, const std::filesystem::path& directory,
-                  const std::shared_ptr<io::FileSystem>& files) {
+void write_shards(const ParameterStore& store, const ExportRequest& request,
+                  const std::filesystem::path& directory, const std::shared_ptr<io::FileSystem>& files) {
   const std::vector<Shard> shards = make_shards(store.layout(), request.dtype, request.max_shard_bytes);
   std::map<std::string, std::string> file_of_tensor;
   std::uint64_t total = 0;
@@ -159,9 +140,44 @@ void write_shards(const ParameterStore& store, const ExportRequest& request, con
 
 }  // namespace
 
+void check_weights(const io::ModelFiles& files, const ModelLayout& layout) {
+  std::vector<std::string> missing;
+  std::vector<std::string> unexpected;
+  std::vector<std::string> misshapen;
+  std::set<std::string> wanted;
+  for (const BlockLayout& block : layout.blocks) {
+    for (const Parameter& parameter : block.parameters) {
+      wanted.insert(parameter.name);
+      const io::TensorEntry* const entry = files.find(parameter.name);
+      if (entry == nullptr) {
+        missing.push_back(parameter.name);
+      } else if (!same_shape(entry->shape, parameter.shape)) {
+        misshapen.push_back(fmt::format("{}: {} in {}, the configuration wants {}", parameter.name,
+                                        io::to_string(entry->shape), entry->file,
+                                        io::to_string(to_vector(parameter.shape))));
+      } else if (entry->dtype != DType::f32 && entry->dtype != DType::bf16 && entry->dtype != DType::f16) {
+        misshapen.push_back(fmt::format("{}: {} in {}; F32, BF16 and F16 can be loaded", parameter.name,
+                                        name_of(entry->dtype), entry->file));
+      }
+    }
+  }
+  for (const std::string& name : files.names()) {
+    if (!wanted.contains(name) && !is_ignorable(name, layout)) unexpected.push_back(name);
+  }
+  std::string problems;
+  list(problems, "missing", missing);
+  list(problems, "unexpected", unexpected);
+  list(problems, "of another shape or type", misshapen);
+  if (problems.empty()) return;
+  throw FileError(
+      fmt::format("{}: the weights are not those of its config.json:{}\n  check that the download is "
+                  "complete and that config.json belongs to these files",
+                  files.directory().string(), problems));
+}
+
 void load_weights(const io::ModelFiles& files, ParameterStore& store, const BlockCallback& between_blocks) {
   const ModelLayout& layout = store.layout();
-  check_tensors(files, layout);
+  check_weights(files, layout);
   std::vector<float> values;
   for (int block = 0; block < layout.num_blocks(); ++block) {
     if (between_blocks) between_blocks(block, layout.num_blocks());
@@ -179,12 +195,14 @@ void load_weights(const io::ModelFiles& files, ParameterStore& store, const Bloc
 
 void export_model(const ParameterStore& store, const ExportRequest& request) {
   namespace fs = std::filesystem;
-  const fs::path target = fs::absolute(request.directory).lexically_normal();
+  fs::path target = fs::absolute(request.directory).lexically_normal();
+  if (!target.has_filename()) target = target.parent_path();  // "model/" is "model"
   if (fs::exists(target) && !(fs::is_directory(target) && fs::is_empty(target))) {
-    throw FileError(fmt::format("{}: exists and is not an empty directory; choose another place", target.string()));
+    throw FileError(
+        fmt::format("{}: exists and is not an empty directory; choose another place", target.string()));
   }
   fs::path temporary = target;
-  temporary += ".tmp";
+  temporary += ".layerstream-export";  // no name of the user's: it is removed if an export was killed
   const auto files = std::make_shared<io::FileSystem>();
   io::remove_tree(*files, temporary);
   io::create_directories(*files, temporary);
@@ -208,11 +226,17 @@ void export_model(const ParameterStore& store, const ExportRequest& request) {
   }
 }
 
+bool has_tokenizer(const std::filesystem::path& directory) {
+  static constexpr std::array names{"tokenizer.json", "tokenizer.model", "vocab.json"};
+  return std::any_of(names.begin(), names.end(),
+                     [&](const char* name) { return std::filesystem::exists(directory / name); });
+}
+
 std::vector<std::filesystem::path> companion_files(const std::filesystem::path& directory) {
-  static constexpr std::array names{"tokenizer.json",     "tokenizer.model",         "tokenizer_config.json",
-                                    "vocab.json",         "merges.txt",              "special_tokens_map.json",
-                                    "added_tokens.json",  "chat_template.jinja",     "chat_template.json",
-                                    "generation_config.json"};
+  static constexpr std::array names{
+      "tokenizer.json",     "tokenizer.model",         "tokenizer_config.json", "vocab.json",
+      "merges.txt",         "special_tokens_map.json", "added_tokens.json",     "chat_template.jinja",
+      "chat_template.json", "generation_config.json"};
   std::vector<std::filesystem::path> found;
   for (const char* const name : names) {
     if (std::filesystem::is_regular_file(directory / name)) found.push_back(directory / name);

@@ -12,12 +12,13 @@ ParameterStore::ParameterStore(const ModelLayout& layout, Arena& host, bool with
     const std::int64_t n = block.num_elements;
     const auto moments = [&]() -> float* {
       if (!with_moments) return nullptr;
-      return static_cast<float*>(host.allocate(static_cast<std::size_t>(n) * sizeof(float), "Adam moments (fp32)"));
+      return static_cast<float*>(
+          host.allocate(static_cast<std::size_t>(n) * sizeof(float), "Adam moments (fp32)"));
     };
     slabs_.push_back({.hi = static_cast<bf16*>(host.allocate(static_cast<std::size_t>(n) * sizeof(bf16),
                                                              "weights, upper halves (bf16)")),
-                      .lo = static_cast<std::int16_t*>(host.allocate(static_cast<std::size_t>(n) * sizeof(std::int16_t),
-                                                                     "weights, lower halves")),
+                      .lo = static_cast<std::int16_t*>(host.allocate(
+                          static_cast<std::size_t>(n) * sizeof(std::int16_t), "weights, lower halves")),
                       .exp_avg = moments(),
                       .exp_avg_sq = moments(),
                       .num_elements = n,
@@ -42,11 +43,13 @@ BlockSource ParameterStore::source(int block, bool low_halves) const {
   return source;
 }
 
-void ParameterStore::write(int block, const Parameter& parameter, std::int64_t first, std::span<const float> values) {
+void ParameterStore::write(int block, const Parameter& parameter, std::int64_t first,
+                           std::span<const float> values) {
   const Slab& slab = this->slab(block);
   const auto count = static_cast<std::int64_t>(values.size());
-  LAYERSTREAM_EXPECT(first >= 0 && first + count <= parameter.numel(), "elements [{}, {}) of {} ({} elements)", first,
-                     first + count, parameter.name, parameter.numel());
+  LAYERSTREAM_EXPECT(first >= 0 && first + count <= parameter.numel(),
+                     "elements [{}, {}) of {} ({} elements)", first, first + count, parameter.name,
+                     parameter.numel());
   for (std::int64_t i = 0; i < count; ++i) {
     const SplitFloat halves = split(values[static_cast<std::size_t>(i)]);
     slab.hi[parameter.offset + first + i] = halves.hi;
@@ -54,21 +57,25 @@ void ParameterStore::write(int block, const Parameter& parameter, std::int64_t f
   }
 }
 
-void ParameterStore::read(int block, const Parameter& parameter, std::int64_t first, std::span<float> values) const {
+void ParameterStore::read(int block, const Parameter& parameter, std::int64_t first,
+                          std::span<float> values) const {
   const Slab& slab = this->slab(block);
   const auto count = static_cast<std::int64_t>(values.size());
-  LAYERSTREAM_EXPECT(first >= 0 && first + count <= parameter.numel(), "elements [{}, {}) of {} ({} elements)", first,
-                     first + count, parameter.name, parameter.numel());
+  LAYERSTREAM_EXPECT(first >= 0 && first + count <= parameter.numel(),
+                     "elements [{}, {}) of {} ({} elements)", first, first + count, parameter.name,
+                     parameter.numel());
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t at = parameter.offset + first + i;
     values[static_cast<std::size_t>(i)] = merge(slab.hi[at], slab.lo[at]);
   }
 }
 
-void ParameterStore::initialize(std::uint64_t seed, double standard_deviation, WorkerPool& pool) {
+void ParameterStore::initialize(std::uint64_t seed, double standard_deviation, WorkerPool& pool,
+                                const BlockCallback& between_blocks) {
   constexpr std::int64_t piece = 4096;
   std::uint64_t stream = 0;  // one per parameter, in layout order
   for (int block = 0; block < layout_.num_blocks(); ++block) {
+    if (between_blocks) between_blocks(block, layout_.num_blocks());
     for (const Parameter& parameter : layout_.blocks[static_cast<std::size_t>(block)].parameters) {
       const bool is_bias = parameter.name.ends_with(".bias");
       pool.parallel_for((parameter.numel() + piece - 1) / piece, [&](std::int64_t index) {
@@ -76,9 +83,10 @@ void ParameterStore::initialize(std::uint64_t seed, double standard_deviation, W
         const std::int64_t first = index * piece;
         const std::int64_t count = std::min(piece, parameter.numel() - first);
         for (std::int64_t i = 0; i < count; ++i) {
-          const double value = parameter.is_matrix
-                                   ? standard_deviation * normal_at(seed, stream, static_cast<std::uint64_t>(first + i))
-                                   : (is_bias ? 0.0 : 1.0);
+          const double value =
+              parameter.is_matrix
+                  ? standard_deviation * normal_at(seed, stream, static_cast<std::uint64_t>(first + i))
+                  : (is_bias ? 0.0 : 1.0);
           values[static_cast<std::size_t>(i)] = static_cast<float>(value);
         }
         write(block, parameter, first, std::span(values).first(static_cast<std::size_t>(count)));

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -12,6 +13,9 @@
 #include "model/layout.hpp"
 
 namespace layerstream {
+
+/// Called between blocks while weights are read, written or made; may throw to stop.
+using BlockCallback = std::function<void(int blocks_done, int num_blocks)>;
 
 /// One block's share of the model's state in host memory: 12 bytes per parameter.
 struct Slab {
@@ -47,7 +51,8 @@ class ParameterStore {
 
   /// Fresh weights: matrices normal with `standard_deviation`, norms 1, biases 0; moments 0. The numbers
   /// depend on the seed and the parameter's place alone.
-  void initialize(std::uint64_t seed, double standard_deviation, WorkerPool& pool);
+  void initialize(std::uint64_t seed, double standard_deviation, WorkerPool& pool,
+                  const BlockCallback& between_blocks = {});
 
  private:
   const ModelLayout& layout_;

@@ -23,11 +23,12 @@ std::int32_t sample_token(std::span<const float> logits, double temperature, std
     sum += std::exp((static_cast<double>(logits[i]) - static_cast<double>(*largest)) / temperature);
     cumulative[i] = sum;
   }
-  constexpr std::uint64_t sampling_stream = 0x73616d706c65;  // "sample": apart from the streams of weights and data
+  constexpr std::uint64_t sampling_stream =
+      0x73616d706c65;  // "sample": apart from the streams of weights and data
   const double threshold = uniform_at(seed, sampling_stream, index) * sum;
   const auto chosen = std::upper_bound(cumulative.begin(), cumulative.end(), threshold);
-  return static_cast<std::int32_t>(std::min<std::ptrdiff_t>(chosen - cumulative.begin(),
-                                                            static_cast<std::ptrdiff_t>(logits.size()) - 1));
+  return static_cast<std::int32_t>(
+      std::min<std::ptrdiff_t>(chosen - cumulative.begin(), static_cast<std::ptrdiff_t>(logits.size()) - 1));
 }
 
 }  // namespace layerstream

@@ -25,10 +25,12 @@ class StepBuilder {
  public:
   StepBuilder(const ScheduleSettings& settings, const ChunkPlan& chunks, const std::vector<BlockCost>& costs)
       : settings_(settings), chunks_(chunks), costs_(costs), head_(settings.num_blocks - 1) {
-    LAYERSTREAM_EXPECT(settings.num_blocks >= 3 && costs.size() == static_cast<std::size_t>(settings.num_blocks),
-                       "{} blocks, {} costs", settings.num_blocks, costs.size());
-    LAYERSTREAM_EXPECT(settings.weight_slots >= 1 && settings.gradient_slots >= 1 && settings.intermediate_slots >= 1,
-                       "at least one slot of each kind");
+    LAYERSTREAM_EXPECT(
+        settings.num_blocks >= 3 && costs.size() == static_cast<std::size_t>(settings.num_blocks),
+        "{} blocks, {} costs", settings.num_blocks, costs.size());
+    LAYERSTREAM_EXPECT(
+        settings.weight_slots >= 1 && settings.gradient_slots >= 1 && settings.intermediate_slots >= 1,
+        "at least one slot of each kind");
     for (int slot = 0; slot < settings.weight_slots; ++slot) free_slots_.push_back(slot);
     slot_of_block_.assign(static_cast<std::size_t>(settings.num_blocks), -1);
     for (int block = 0; block <= head_; ++block) visits_.push_back(block);
@@ -106,13 +108,14 @@ class StepBuilder {
   }
 
   void update(int block) {
-    tracker_.append({.kind = OperationKind::update,
-                     .lane = Lane::host,
-                     .block = block,
-                     .bytes = cost(block).update_bytes,
-                     .dependencies = {}},
-                    {{Kind::host_gradient, host_gradient_slab(settings_, block)}, {Kind::host_statistics, block}},
-                    {{Kind::host_weights, block}});
+    tracker_.append(
+        {.kind = OperationKind::update,
+         .lane = Lane::host,
+         .block = block,
+         .bytes = cost(block).update_bytes,
+         .dependencies = {}},
+        {{Kind::host_gradient, host_gradient_slab(settings_, block)}, {Kind::host_statistics, block}},
+        {{Kind::host_weights, block}});
   }
 
   /// What a block's weights are read from; a coherent backend reads some of them in place.
@@ -232,17 +235,16 @@ class StepBuilder {
     fetch_ahead();
     const int slot = clear_gradient(head_);
     for (int chunk = 0; chunk < chunks_.num_chunks(); ++chunk) {
-      tracker_.append(
-          {.kind = OperationKind::loss_and_gradient,
-           .lane = Lane::compute,
-           .block = head_,
-           .chunk = chunk,
-           .weight_slot = slot_of(head_),
-           .gradient_slot = slot,
-           .flops = 3.0 * forward_flops(head_, chunk),
-           .dependencies = {}},
-          with_weights(head_, {input(head_, chunk)}),
-          {{Kind::loss}, {Kind::stream_gradient, 0, chunk}, {Kind::gradient_slot, slot}});
+      tracker_.append({.kind = OperationKind::loss_and_gradient,
+                       .lane = Lane::compute,
+                       .block = head_,
+                       .chunk = chunk,
+                       .weight_slot = slot_of(head_),
+                       .gradient_slot = slot,
+                       .flops = 3.0 * forward_flops(head_, chunk),
+                       .dependencies = {}},
+                      with_weights(head_, {input(head_, chunk)}),
+                      {{Kind::loss}, {Kind::stream_gradient, 0, chunk}, {Kind::gradient_slot, slot}});
     }
     end_visit();
     finish_gradient(head_, slot);
@@ -263,7 +265,8 @@ class StepBuilder {
 
   void rebuild_key_value(int block, int chunk) {
     std::vector<Resource> reads = with_weights(block, {input(block, chunk)});
-    if (saves_intermediates() && !settings_.activations_on_host) reads.push_back(intermediates(block, chunk, -1));
+    if (saves_intermediates() && !settings_.activations_on_host)
+      reads.push_back(intermediates(block, chunk, -1));
     tracker_.append({.kind = OperationKind::rebuild_key_value,
                      .lane = Lane::compute,
                      .block = block,
@@ -337,7 +340,8 @@ class StepBuilder {
                      .gradient_slot = slot,
                      .bytes = cost(block).gradient_bytes,
                      .dependencies = {}},
-                    {{Kind::host_gradient, host_gradient_slab(settings_, block)}}, {{Kind::gradient_slot, slot}});
+                    {{Kind::host_gradient, host_gradient_slab(settings_, block)}},
+                    {{Kind::gradient_slot, slot}});
     return slot;
   }
 
@@ -367,7 +371,8 @@ class StepBuilder {
 
   void verdict() {
     std::vector<Resource> reads;
-    for (int block = 0; block < settings_.num_blocks; ++block) reads.push_back({Kind::host_statistics, block});
+    for (int block = 0; block < settings_.num_blocks; ++block)
+      reads.push_back({Kind::host_statistics, block});
     tracker_.append({.kind = OperationKind::verdict, .lane = Lane::host, .dependencies = {}}, reads,
                     {{Kind::verdict}});
   }
@@ -381,7 +386,8 @@ class StepBuilder {
            static_cast<double>(num_pairs(chunks_.chunks[static_cast<std::size_t>(chunk)]));
   }
   double forward_flops(int block, int chunk) const {
-    return cost(block).forward_flops_per_token * static_cast<double>(tokens(chunk)) + attention_flops(block, chunk);
+    return cost(block).forward_flops_per_token * static_cast<double>(tokens(chunk)) +
+           attention_flops(block, chunk);
   }
   double backward_flops(int block, int chunk) const {
     const double gemms = cost(block).forward_flops_per_token * static_cast<double>(tokens(chunk));
@@ -413,24 +419,42 @@ class StepBuilder {
 
 std::string_view name_of(OperationKind kind) {
   switch (kind) {
-    case OperationKind::update: return "update";
-    case OperationKind::fetch_weights: return "fetch_weights";
-    case OperationKind::release_weights: return "release_weights";
-    case OperationKind::forward: return "forward";
-    case OperationKind::save_input: return "save_input";
-    case OperationKind::save_intermediates: return "save_intermediates";
-    case OperationKind::loss: return "loss";
-    case OperationKind::loss_and_gradient: return "loss_and_gradient";
-    case OperationKind::logits: return "logits";
-    case OperationKind::load_input: return "load_input";
-    case OperationKind::load_intermediates: return "load_intermediates";
-    case OperationKind::clear_gradient: return "clear_gradient";
-    case OperationKind::load_gradient: return "load_gradient";
-    case OperationKind::rebuild_key_value: return "rebuild_key_value";
-    case OperationKind::backward: return "backward";
-    case OperationKind::gradient_norm: return "gradient_norm";
-    case OperationKind::emit_gradient: return "emit_gradient";
-    case OperationKind::verdict: return "verdict";
+    case OperationKind::update:
+      return "update";
+    case OperationKind::fetch_weights:
+      return "fetch_weights";
+    case OperationKind::release_weights:
+      return "release_weights";
+    case OperationKind::forward:
+      return "forward";
+    case OperationKind::save_input:
+      return "save_input";
+    case OperationKind::save_intermediates:
+      return "save_intermediates";
+    case OperationKind::loss:
+      return "loss";
+    case OperationKind::loss_and_gradient:
+      return "loss_and_gradient";
+    case OperationKind::logits:
+      return "logits";
+    case OperationKind::load_input:
+      return "load_input";
+    case OperationKind::load_intermediates:
+      return "load_intermediates";
+    case OperationKind::clear_gradient:
+      return "clear_gradient";
+    case OperationKind::load_gradient:
+      return "load_gradient";
+    case OperationKind::rebuild_key_value:
+      return "rebuild_key_value";
+    case OperationKind::backward:
+      return "backward";
+    case OperationKind::gradient_norm:
+      return "gradient_norm";
+    case OperationKind::emit_gradient:
+      return "emit_gradient";
+    case OperationKind::verdict:
+      return "verdict";
   }
   return "?";
 }
@@ -444,8 +468,10 @@ std::string Schedule::to_text() const {
     if (operation.chunk >= 0) text += fmt::format(" chunk {}", operation.chunk);
     if (operation.weight_slot >= 0) text += fmt::format(" weights@{}", operation.weight_slot);
     if (operation.gradient_slot >= 0) text += fmt::format(" gradient@{}", operation.gradient_slot);
-    if (operation.intermediate_slot >= 0) text += fmt::format(" intermediates@{}", operation.intermediate_slot);
-    if (!operation.dependencies.empty()) text += fmt::format(" after {}", fmt::join(operation.dependencies, ", "));
+    if (operation.intermediate_slot >= 0)
+      text += fmt::format(" intermediates@{}", operation.intermediate_slot);
+    if (!operation.dependencies.empty())
+      text += fmt::format(" after {}", fmt::join(operation.dependencies, ", "));
     text += '\n';
   }
   return text;

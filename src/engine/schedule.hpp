@@ -40,9 +40,10 @@ struct Operation {
   Lane lane;
   int block = -1;
   int chunk = -1;
-  int weight_slot = -1;        ///< the slot that holds or receives the block's weights
-  int gradient_slot = -1;      ///< the device buffer of the block's gradient
-  int intermediate_slot = -1;  ///< the ring buffer of saved intermediates; −1: scratch, or a home of their own
+  int weight_slot = -1;    ///< the slot that holds or receives the block's weights
+  int gradient_slot = -1;  ///< the device buffer of the block's gradient
+  int intermediate_slot =
+      -1;                  ///< the ring buffer of saved intermediates; −1: scratch, or a home of their own
   std::int64_t bytes = 0;  ///< moved over the link or through host memory
   double flops = 0.0;
   std::vector<int> dependencies;  ///< earlier operations of other lanes, ascending
@@ -57,16 +58,16 @@ struct Schedule {
 
 /// What a schedule is made from besides the step's chunks.
 struct ScheduleSettings {
-  int num_blocks = 0;              ///< embedding, decoder layers, head
+  int num_blocks = 0;  ///< embedding, decoder layers, head
   bool head_uses_embedding = false;
-  bool train = true;               ///< false: forward and loss only
-  bool logits_only = false;        ///< forward, and logits instead of the loss
-  bool pending_update = false;     ///< gradients of the step before wait in host slabs
+  bool train = true;            ///< false: forward and loss only
+  bool logits_only = false;     ///< forward, and logits instead of the loss
+  bool pending_update = false;  ///< gradients of the step before wait in host slabs
   Lane fetch_lane = Lane::h2d;
   int weight_slots = 2;
   int gradient_slots = 2;
   int intermediate_slots = 2;
-  int host_gradient_ring = 2;      ///< host gradient slabs in flight under immediate update
+  int host_gradient_ring = 2;  ///< host gradient slabs in flight under immediate update
   ActivationPolicy activation_policy = ActivationPolicy::input;
   bool activations_on_host = true;
   OptimizerUpdate optimizer_update = OptimizerUpdate::deferred;
@@ -90,7 +91,8 @@ struct BlockCost {
 
 /// Builds the list of operations of one step, layer-major: each block processes all chunks before the
 /// next block begins. Dependencies follow from what each operation reads and writes.
-Schedule build_schedule(const ScheduleSettings& settings, const ChunkPlan& chunks, const std::vector<BlockCost>& costs);
+Schedule build_schedule(const ScheduleSettings& settings, const ChunkPlan& chunks,
+                        const std::vector<BlockCost>& costs);
 
 /// Applies waiting gradients without a step (before a checkpoint, or at the end).
 Schedule build_update_schedule(const ScheduleSettings& settings, const std::vector<BlockCost>& costs);

@@ -2,11 +2,21 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "ops/elementwise.hpp"
 
 namespace layerstream {
+namespace {
+
+/// Whether AdamW can take gradients of this sum of squares (fp64) times `scale`: no element is NaN or Inf,
+/// and the square of none, which the second moment takes in fp32, overflows.
+bool is_usable(double sum_of_squares, double scale = 1.0) {
+  return sum_of_squares * scale * scale < static_cast<double>(std::numeric_limits<float>::max());
+}
+
+}  // namespace
 
 StepRunner::StepRunner(const Parts& parts, bool poison) : parts_(parts), poison_(poison) {
   host_norm_partials_.resize(parts.shape.layout.blocks.size());
@@ -14,11 +24,11 @@ StepRunner::StepRunner(const Parts& parts, bool poison) : parts_(parts), poison_
 
 void StepRunner::begin(const ChunkPlan& chunks, double max_grad_norm, const ops::AdamWSettings& optimizer) {
   const ChunkBounds& bounds = parts_.shape.bounds;
-  LAYERSTREAM_EXPECT(chunks.num_tokens() <= bounds.tokens, "step of {} tokens, buffers for {}", chunks.num_tokens(),
-                     bounds.tokens);
+  LAYERSTREAM_EXPECT(chunks.num_tokens() <= bounds.tokens, "step of {} tokens, buffers for {}",
+                     chunks.num_tokens(), bounds.tokens);
   for (const Chunk& chunk : chunks.chunks) {
-    LAYERSTREAM_EXPECT(chunk.num_tokens <= bounds.chunk_tokens, "chunk of {} tokens, buffers for {}", chunk.num_tokens,
-                       bounds.chunk_tokens);
+    LAYERSTREAM_EXPECT(chunk.num_tokens <= bounds.chunk_tokens, "chunk of {} tokens, buffers for {}",
+                       chunk.num_tokens, bounds.chunk_tokens);
   }
   LAYERSTREAM_EXPECT(chunks.max_position <= parts_.shape.max_positions, "{} positions, rope tables for {}",
                      chunks.max_position, parts_.shape.max_positions);
@@ -42,24 +52,40 @@ void StepRunner::begin(const ChunkPlan& chunks, double max_grad_norm, const ops:
 
 void StepRunner::run(const Operation& operation, StreamView stream) {
   switch (operation.kind) {
-    case OperationKind::update: return update(operation);
-    case OperationKind::fetch_weights: return fetch_weights(operation, stream);
-    case OperationKind::release_weights: return release_weights(operation);
-    case OperationKind::forward: return forward(operation, stream);
+    case OperationKind::update:
+      return update(operation);
+    case OperationKind::fetch_weights:
+      return fetch_weights(operation, stream);
+    case OperationKind::release_weights:
+      return release_weights(operation);
+    case OperationKind::forward:
+      return forward(operation, stream);
     case OperationKind::save_input:
-    case OperationKind::load_input: return move_input(operation, stream);
+    case OperationKind::load_input:
+      return move_input(operation, stream);
     case OperationKind::save_intermediates:
-    case OperationKind::load_intermediates: return move_intermediates(operation, stream);
-    case OperationKind::loss: return loss(operation, stream);
-    case OperationKind::loss_and_gradient: return loss_and_gradient(operation, stream);
-    case OperationKind::logits: return logits(operation, stream);
-    case OperationKind::clear_gradient: return clear_gradient(operation, stream);
-    case OperationKind::load_gradient: return load_gradient(operation, stream);
-    case OperationKind::rebuild_key_value: return rebuild_key_value(operation, stream);
-    case OperationKind::backward: return backward(operation, stream);
-    case OperationKind::gradient_norm: return gradient_norm(operation, stream);
-    case OperationKind::emit_gradient: return emit_gradient(operation, stream);
-    case OperationKind::verdict: return decide();
+    case OperationKind::load_intermediates:
+      return move_intermediates(operation, stream);
+    case OperationKind::loss:
+      return loss(operation, stream);
+    case OperationKind::loss_and_gradient:
+      return loss_and_gradient(operation, stream);
+    case OperationKind::logits:
+      return logits(operation, stream);
+    case OperationKind::clear_gradient:
+      return clear_gradient(operation, stream);
+    case OperationKind::load_gradient:
+      return load_gradient(operation, stream);
+    case OperationKind::rebuild_key_value:
+      return rebuild_key_value(operation, stream);
+    case OperationKind::backward:
+      return backward(operation, stream);
+    case OperationKind::gradient_norm:
+      return gradient_norm(operation, stream);
+    case OperationKind::emit_gradient:
+      return emit_gradient(operation, stream);
+    case OperationKind::verdict:
+      return decide();
   }
 }
 
@@ -96,7 +122,8 @@ const BlockLayout& StepRunner::layout_of(int block) const {
 }
 
 SavedIntermediates StepRunner::saved() const {
-  return parts_.shape.schedule.train ? saved_by(parts_.shape.schedule.activation_policy) : SavedIntermediates{};
+  return parts_.shape.schedule.train ? saved_by(parts_.shape.schedule.activation_policy)
+                                     : SavedIntermediates{};
 }
 
 TensorView StepRunner::input_of(int block, const Chunk& chunk) const {
@@ -174,8 +201,9 @@ DecoderWeights StepRunner::decoder_weights(int block) const {
 
 HeadWeights StepRunner::head_weights() const {
   const ModelSpec& spec = parts_.shape.spec;
-  return {.norm = ConstTensorView(parts_.device_buffers.vectors.data(), DType::f32, {spec.hidden_size}),
-          .matrix = ConstTensorView(bound_.matrices, parts_.shape.compute, {spec.vocab_size, spec.hidden_size})};
+  return {
+      .norm = ConstTensorView(parts_.device_buffers.vectors.data(), DType::f32, {spec.hidden_size}),
+      .matrix = ConstTensorView(bound_.matrices, parts_.shape.compute, {spec.vocab_size, spec.hidden_size})};
 }
 
 HeadPass StepRunner::head_pass(const Operation& operation, const HeadWeights& weights) const {
@@ -188,7 +216,8 @@ HeadPass StepRunner::head_pass(const Operation& operation, const HeadWeights& we
 }
 
 TensorView StepRunner::gradient_of(const Operation& operation, std::int64_t elements) const {
-  return parts_.device_buffers.gradient_slots[static_cast<std::size_t>(operation.gradient_slot)].rows(0, elements);
+  return parts_.device_buffers.gradient_slots[static_cast<std::size_t>(operation.gradient_slot)].rows(
+      0, elements);
 }
 
 // --- weights ---
@@ -212,7 +241,8 @@ void StepRunner::bind(const Operation& operation, StreamView stream) {
   const int block = operation.block;
   const ModelLayout& layout = parts_.shape.layout;
   const ModelSpec& spec = parts_.shape.spec;
-  const WeightBinding binding = parts_.backend.acquire(operation.weight_slot, block, parts_.store.version(block));
+  const WeightBinding binding =
+      parts_.backend.acquire(operation.weight_slot, block, parts_.store.version(block));
   bound_ = {.block = block, .slot = operation.weight_slot, .matrices = nullptr, .table = {}};
 
   const BlockLayout& own = layout_of(block);
@@ -273,12 +303,10 @@ void StepRunner::loss_and_gradient(const Operation& operation, StreamView stream
   const TensorView gradient = gradient_of(operation, parts_.shape.gradient_elements(operation.block));
   // Own slab first: [lm_head] norm; then, when tied, the embedding's slab.
   const std::int64_t matrix_at = layout.head_uses_embedding ? own.num_elements : 0;
-  const HeadGradients gradients{
-      .norm = gradient.rows(own.num_matrix_elements, spec.hidden_size),
-      .matrix = gradient.rows(matrix_at, spec.vocab_size * spec.hidden_size)
-                    .reshape({spec.vocab_size, spec.hidden_size})};
-  const TensorView dx =
-      parts_.device_buffers.stream_gradient.rows(chunk.first_token, chunk.num_tokens);
+  const HeadGradients gradients{.norm = gradient.rows(own.num_matrix_elements, spec.hidden_size),
+                                .matrix = gradient.rows(matrix_at, spec.vocab_size * spec.hidden_size)
+                                              .reshape({spec.vocab_size, spec.hidden_size})};
+  const TensorView dx = parts_.device_buffers.stream_gradient.rows(chunk.first_token, chunk.num_tokens);
   head_loss_and_gradient(context(stream), head_pass(operation, weights),
                          1.0 / static_cast<double>(chunks_->num_targets), dx, gradients,
                          parts_.device_buffers.nll_sum);
@@ -314,16 +342,16 @@ void StepRunner::backward(const Operation& operation, StreamView stream) {
     const ModelSpec& spec = parts_.shape.spec;
     ops::embedding_backward(
         context(stream),
-        gradient.rows(0, spec.vocab_size * spec.hidden_size).reshape({spec.vocab_size, spec.hidden_size}), dy_dx,
-        parts_.device_buffers.input_ids.rows(chunk.first_token, chunk.num_tokens));
+        gradient.rows(0, spec.vocab_size * spec.hidden_size).reshape({spec.vocab_size, spec.hidden_size}),
+        dy_dx, parts_.device_buffers.input_ids.rows(chunk.first_token, chunk.num_tokens));
     return;
   }
   bind(operation, stream);
   const DecoderWeights weights = decoder_weights(operation.block);
   const DecoderGradients gradients =
       bind_decoder_gradients(parts_.shape.spec, layout_of(operation.block), gradient.data(), DType::f32);
-  decoder_backward(context(stream), pass_of(operation, weights, intermediates_of(operation, chunk)), saved(), dy_dx,
-                   gradients);
+  decoder_backward(context(stream), pass_of(operation, weights, intermediates_of(operation, chunk)), saved(),
+                   dy_dx, gradients);
 }
 
 // --- activations ---
@@ -364,7 +392,8 @@ void StepRunner::clear_gradient(const Operation& operation, StreamView stream) {
 void StepRunner::load_gradient(const Operation& operation, StreamView stream) {
   const TensorView gradient = gradient_of(operation, layout_of(operation.block).num_elements);
   const int slab = host_gradient_slab(parts_.shape.schedule, operation.block);
-  parts_.backend.copy_to_device(gradient.data(), parts_.host_buffers.gradients[static_cast<std::size_t>(slab)].data(),
+  parts_.backend.copy_to_device(gradient.data(),
+                                parts_.host_buffers.gradients[static_cast<std::size_t>(slab)].data(),
                                 gradient.bytes(), stream);
 }
 
@@ -381,7 +410,8 @@ void StepRunner::emit_gradient(const Operation& operation, StreamView stream) {
   const auto emit = [&](int home, std::int64_t first, std::int64_t count) {
     const std::size_t slab = static_cast<std::size_t>(host_gradient_slab(schedule, home));
     const TensorView piece = gradient.rows(first, count);
-    parts_.backend.copy_to_host(parts_.host_buffers.gradients[slab].data(), piece.data(), piece.bytes(), stream);
+    parts_.backend.copy_to_host(parts_.host_buffers.gradients[slab].data(), piece.data(), piece.bytes(),
+                                stream);
   };
   const std::int64_t own = layout_of(block).num_elements;
   emit(block, 0, own);
@@ -397,16 +427,19 @@ void StepRunner::update(const Operation& operation) {
   const int block = operation.block;
   if (parts_.shape.schedule.optimizer_update == OptimizerUpdate::immediate) {
     // No verdict yet: this block's own gradient, and those before it in the backward pass, must do.
-    const bool finite = std::isfinite(host_norm_partials_[static_cast<std::size_t>(block)]);
+    const bool finite =
+        std::isfinite(host_nll_sum_) && is_usable(host_norm_partials_[static_cast<std::size_t>(block)]);
     if (!finite || !verdict_.finite) {
       verdict_.finite = false;
       if (num_updated_ == 0) return;
-      throw Error(fmt::format(
-          "the gradient of block {} is not finite after {} later blocks were updated, so this step cannot be undone; "
-          "the newest checkpoint is intact. Resume from it, with optimizer_update: deferred to have such steps "
-          "skipped whole",
-          block, num_updated_),
-                  exit_code::not_finite);
+      throw Error(
+          fmt::format("the gradient of block {} is not finite in fp32 after {} later blocks were updated, so "
+                      "this step cannot be undone; "
+                      "the newest checkpoint is intact. Resume from it, with optimizer_update: "
+                      "deferred to have such steps "
+                      "skipped whole",
+                      block, num_updated_),
+          exit_code::not_finite);
     }
   }
   const Slab& slab = parts_.store.slab(block);
@@ -427,10 +460,13 @@ void StepRunner::decide() {
   for (const double partial : host_norm_partials_) sum_of_squares += partial;
   verdict_.nll_sum = host_nll_sum_;
   verdict_.grad_norm = std::sqrt(sum_of_squares);
-  verdict_.finite = std::isfinite(host_nll_sum_) && std::isfinite(verdict_.grad_norm);
   // As torch.nn.utils.clip_grad_norm_: never scaled up.
   verdict_.clip_scale =
       max_grad_norm_ > 0.0 ? std::min(1.0, max_grad_norm_ / (verdict_.grad_norm + 1e-6)) : 1.0;
+  verdict_.finite = std::isfinite(host_nll_sum_);
+  for (const double partial : host_norm_partials_) {
+    verdict_.finite = verdict_.finite && is_usable(partial, verdict_.clip_scale);
+  }
 }
 
 }  // namespace layerstream

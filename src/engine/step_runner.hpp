@@ -17,7 +17,7 @@ struct StepVerdict {
   double nll_sum = 0.0;
   double grad_norm = 0.0;   ///< before clipping
   double clip_scale = 1.0;  ///< multiplies every gradient
-  bool finite = true;       ///< loss and norm
+  bool finite = true;       ///< loss and gradients, and the squares of the scaled gradients
 };
 
 /// Carries out a step's operations over the engine's buffers. Holds no decisions: which operation, where

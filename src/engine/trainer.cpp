@@ -2,10 +2,10 @@
 
 #include <chrono>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "core/affinity.hpp"
 #include "core/progress.hpp"
-#include "io/byte_tokenizer.hpp"
 
 namespace layerstream {
 namespace {
@@ -14,10 +14,43 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+/// Refuses to go on with a checkpoint of a model that computes something else. Throws ConfigError naming the
+/// keys of config.json that differ.
+void check_same_model(const io::CheckpointReader& checkpoint, const HfConfigText& config,
+                      const ModelSpec& spec) {
+  const std::string place = checkpoint.path("config.json").string();
+  const std::string text = checkpoint.text("config.json");
+  ModelSpec saved = parse_hf_config(text, place);
+  saved.dtype = spec.dtype;  // how weights are stored, and how fresh ones are made, is no matter now
+  saved.initializer_range = spec.initializer_range;
+  if (saved == spec) return;
+  const nlohmann::json before = nlohmann::json::parse(text);
+  const nlohmann::json now = nlohmann::json::parse(config.text);
+  nlohmann::json all = before;
+  all.update(now);
+  std::string differing;
+  for (const auto& [key, value] : all.items()) {
+    if (before.contains(key) && now.contains(key) && before[key] == now[key]) continue;
+    differing += (differing.empty() ? "" : ", ") + key;
+  }
+  throw ConfigError(fmt::format("{}: the checkpoint's model is not that of {}; keys that differ: {}", place,
+                                config.path, differing));
+}
+
 }  // namespace
 
 HfConfigText model_config_of(const RunConfig& run) {
   return read_hf_config(run.model_name_or_path.empty() ? run.config_name : run.model_name_or_path);
+}
+
+std::string byte_token_warning(const RunConfig& run, const io::DatasetReport& report) {
+  if (report.text_files == 0 || run.model_name_or_path.empty() || !has_tokenizer(run.model_name_or_path))
+    return {};
+  return fmt::format(
+      "train_file: {} plain text files are read as byte tokens, which mean nothing to {}: it has a tokenizer "
+      "of its "
+      "own; prepare token shards with that (tools/)",
+      report.text_files, run.model_name_or_path);
 }
 
 Trainer::Trainer(const LoadedConfig& config, Device& device, const StopRequest& stop, const Log& log,
@@ -31,29 +64,61 @@ Trainer::Trainer(const LoadedConfig& config, Device& device, const StopRequest& 
   }
   model_config_ = model_config_of(run);
   spec_ = parse_hf_config(model_config_.text, model_config_.path);
-  const std::optional<std::filesystem::path> resume_point =
-      run.resume_from_checkpoint.empty() ? std::nullopt : find_resume_point(run.resume_from_checkpoint, run.output_dir);
-  check_output_directory(resume_point);
-
-  {
-    Heartbeat heartbeat(log_, "reading the training data");
-    dataset_ = io::Dataset::load(io::dataset_options(run, spec_.vocab_size));
-  }
-  log_.info("data: {}", dataset_->report().to_text());
-  stop_.throw_if_requested("reading the training data");
+  const WeightSource source = open_weights();
+  // What the engine alone needs is known before minutes go into reading data.
+  check_memory(plan_run(spec_, run, 0).ledger, host_budget(run), device_.memory_limit(), true);
+  read_data();
   plan_steps();
+  if (source.checkpoint) adopt_state(*source.checkpoint);
+  check_memory(plan_run(spec_, run, dataset_->bytes()).ledger, host_budget(run), device_.memory_limit(),
+               true);
   check_disk_space();
-  io::FileSystem files;
-  io::create_directories(files, run.output_dir);
 
   {
     Heartbeat heartbeat(log_, "allocating memory");
     engine_ = std::make_unique<Engine>(spec_, run, EngineMode::train, device_, diagnostics);
   }
+  io::FileSystem files;
+  io::create_directories(files, run.output_dir);
   log_banner();
-  load_state(resume_point);
+  load_state(source);
   metrics_ = std::make_unique<io::MetricsWriter>(std::filesystem::path(run.output_dir) / "metrics.jsonl",
                                                  state_.global_step);
+}
+
+Trainer::WeightSource Trainer::open_weights() const {
+  const RunConfig& run = config_.run;
+  WeightSource source;
+  const std::optional<std::filesystem::path> resume_point =
+      run.resume_from_checkpoint.empty() ? std::nullopt
+                                         : find_resume_point(run.resume_from_checkpoint, run.output_dir);
+  if (resume_point) {
+    source.checkpoint.emplace(*resume_point);
+    check_same_model(*source.checkpoint, model_config_, spec_);
+    return source;
+  }
+  check_output_directory();
+  if (!run.model_name_or_path.empty()) {
+    source.model.emplace(run.model_name_or_path);
+    check_weights(*source.model, make_layout(spec_));
+  }
+  return source;
+}
+
+void Trainer::read_data() {
+  const RunConfig& run = config_.run;
+  constexpr std::string_view phase = "reading the training data";
+  Heartbeat heartbeat(log_, std::string(phase));
+  io::DatasetOptions options = io::dataset_options(run, spec_.vocab_size);
+  options.between_pieces = [&](std::int64_t done, std::int64_t total) {
+    stop_.throw_if_requested(phase);
+    heartbeat.set_done(static_cast<double>(done), static_cast<double>(total));
+  };
+  dataset_ = io::Dataset::load(options);
+  log_lines("data", dataset_->report().to_text());
+  const std::string warning = byte_token_warning(run, dataset_->report());
+  if (!warning.empty()) log_.warning("{}", warning);
+  stop_.throw_if_requested(phase);
 }
 
 void Trainer::plan_steps() {
@@ -69,20 +134,25 @@ void Trainer::plan_steps() {
   schedule_ = std::make_unique<LrSchedule>(LrSchedule::of(run, total_steps_));
 }
 
-void Trainer::check_output_directory(const std::optional<std::filesystem::path>& resume_point) const {
-  if (resume_point) return;
+void Trainer::check_output_directory() const {
   const RunConfig& run = config_.run;
   const std::optional<io::FoundCheckpoint> existing = io::newest_complete(run.output_dir);
   if (!existing) return;
-  throw ConfigError(fmt::format(
-      "output_dir {} holds {} of another run; continue it with resume_from_checkpoint: auto, or choose another "
-      "output_dir",
-      run.output_dir, existing->path.filename().string()));
+  throw ConfigError(
+      fmt::format("output_dir {} holds {} of another run; continue it with resume_from_checkpoint: auto, or "
+                  "choose another "
+                  "output_dir",
+                  run.output_dir, existing->path.filename().string()));
 }
 
 void Trainer::check_disk_space() const {
   const RunConfig& run = config_.run;
-  const std::int64_t saves = run.save_steps > 0 ? total_steps_ / run.save_steps + 1 : 1;
+  if (done()) return;
+  // Those that are still to come: every save_steps steps, and at the end.
+  std::int64_t saves = 1;
+  if (run.save_steps > 0) {
+    saves = (total_steps_ + run.save_steps - 1) / run.save_steps - state_.global_step / run.save_steps;
+  }
   io::check_space(run.output_dir, io::required_bytes(run.output_dir, checkpoint_bytes(make_layout(spec_)),
                                                      run.save_total_limit, saves));
 }
@@ -90,35 +160,40 @@ void Trainer::check_disk_space() const {
 void Trainer::check_same_run(const TrainerState& saved, const std::filesystem::path& place) const {
   const auto require = [&](std::string_view what, auto in_checkpoint, auto now) {
     if (in_checkpoint == now) return;
-    throw ConfigError(fmt::format("{}: {} was {} and is {} now, so the run would not continue where it stopped; set it "
-                                  "back, or start a new run with model_name_or_path from an export",
-                                  place.string(), what, in_checkpoint, now));
+    throw ConfigError(
+        fmt::format("{}: {} was {} and is {} now, so the run would not continue where it stopped; set it "
+                    "back, or start a new run with model_name_or_path from an export",
+                    place.string(), what, in_checkpoint, now));
   };
   require("seed", saved.seed, state_.seed);
-  require("per_device_train_batch_size x gradient_accumulation_steps", saved.rows_per_step, state_.rows_per_step);
+  require("per_device_train_batch_size x gradient_accumulation_steps", saved.rows_per_step,
+          state_.rows_per_step);
   require("the content of the training data (train_file, cutoff_len, packing, overlong)", saved.data_hash,
           state_.data_hash);
 }
 
-void Trainer::load_state(const std::optional<std::filesystem::path>& resume_point) {
+void Trainer::adopt_state(const io::CheckpointReader& checkpoint) {
+  const TrainerState saved = read_trainer_state(checkpoint);
+  check_same_run(saved, checkpoint.directory());
+  state_ = saved;
+}
+
+void Trainer::load_state(const WeightSource& source) {
   const RunConfig& run = config_.run;
   Heartbeat heartbeat(log_, "loading weights");
   const auto poll = [&](int done, int total) {
     stop_.throw_if_requested("loading weights");
     heartbeat.set_done(done, total);
   };
-  if (resume_point) {
-    const io::CheckpointReader checkpoint(*resume_point);
-    const TrainerState saved = read_trainer_state(checkpoint);
-    check_same_run(saved, *resume_point);
-    load_checkpoint(checkpoint, engine_->parameters(), poll);
-    state_ = saved;
-    log_.info("resumed {} at step {} of {}", resume_point->string(), state_.global_step, total_steps_);
-  } else if (!run.model_name_or_path.empty()) {
-    load_weights(io::ModelFiles(run.model_name_or_path), engine_->parameters(), poll);
+  if (source.checkpoint) {
+    load_checkpoint(*source.checkpoint, engine_->parameters(), poll);
+    log_.info("resumed {} at step {} of {}", source.checkpoint->directory().string(), state_.global_step,
+              total_steps_);
+  } else if (source.model) {
+    load_weights(*source.model, engine_->parameters(), poll);
     log_.info("weights of {}", run.model_name_or_path);
   } else {
-    engine_->parameters().initialize(run.seed, spec_.initializer_range, engine_->pool());
+    engine_->parameters().initialize(run.seed, spec_.initializer_range, engine_->pool(), poll);
     log_.info("fresh weights: normal, standard deviation {}, seed {}", spec_.initializer_range, run.seed);
   }
 }
@@ -129,14 +204,22 @@ void Trainer::log_banner() const {
   log_.info("model: {} parameters, {} layers, hidden {}, vocabulary {}, {}", shape.layout.num_parameters(),
             spec_.num_hidden_layers, spec_.hidden_size, spec_.vocab_size,
             spec_.tie_word_embeddings ? "tied embeddings" : "untied embeddings");
-  log_.info("numbers: {} compute, fp32 master, moments and gradients; AdamW on {} with {} threads", name_of(shape.compute),
-            ops::adamw_host_target(), engine_->pool().num_threads());
+  log_.info("numbers: {} compute, fp32 master, moments and gradients; AdamW on {} with {} threads",
+            name_of(shape.compute), ops::adamw_host_target(), engine_->pool().num_threads());
   log_.info("device: {}; backend {}, {} weight slots", device_.description(), engine_->backend().name(),
             shape.schedule.weight_slots);
-  log_.info("steps: {} of {} rows ({} rows an epoch); chunks of up to {} tokens", total_steps_, state_.rows_per_step,
-            dataset_->num_rows(), shape.bounds.chunk_tokens);
-  log_.info("memory:\n{}", engine_->ledger().to_table());
+  log_.info("steps: {} of {} rows ({} rows an epoch); chunks of up to {} tokens", total_steps_,
+            state_.rows_per_step, dataset_->num_rows(), shape.bounds.chunk_tokens);
+  log_lines("memory", engine_->ledger().to_table());
   log_.info("output: {}", run.output_dir);
+}
+
+void Trainer::log_lines(std::string_view subject, std::string_view text) const {
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    log_.info("{}: {}", subject, text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
 }
 
 StepResult Trainer::step() {
@@ -157,7 +240,11 @@ StepResult Trainer::step() {
   ++state_.global_step;
   state_.tokens_seen += result.num_tokens;
   if (result.applied) ++state_.applied_steps;
-  state_.skipped_in_row = result.applied ? 0 : state_.skipped_in_row + 1;
+  if (result.applied) {
+    state_.skipped_in_row = 0;
+  } else if (result.num_targets > 0) {
+    ++state_.skipped_in_row;
+  }
 
   const double epoch = static_cast<double>(wanted.epoch) + static_cast<double>(wanted.step_in_epoch + 1) /
                                                                static_cast<double>(order_->steps_per_epoch());
@@ -176,14 +263,14 @@ std::filesystem::path Trainer::save() {
   const RunConfig& run = config_.run;
   engine_->apply_pending();
   Heartbeat heartbeat(log_, "saving a checkpoint");
-  const CheckpointExtras extras{
-      .config_json = model_config_.text,
-      .run_yaml = config_yaml(run),
-      .companions = run.model_name_or_path.empty() ? std::vector<std::filesystem::path>{}
-                                                   : companion_files(run.model_name_or_path)};
-  const std::filesystem::path path =
-      save_checkpoint(run.output_dir, engine_->parameters(), state_, extras, std::make_shared<io::FileSystem>(),
-                      [&](int done, int total) { heartbeat.set_done(done, total); });
+  const CheckpointExtras extras{.config_json = model_config_.text,
+                                .run_yaml = config_yaml(run),
+                                .companions = run.model_name_or_path.empty()
+                                                  ? std::vector<std::filesystem::path>{}
+                                                  : companion_files(run.model_name_or_path)};
+  const std::filesystem::path path = save_checkpoint(
+      run.output_dir, engine_->parameters(), state_, extras, std::make_shared<io::FileSystem>(),
+      [&](int done, int total) { heartbeat.set_done(done, total); });
   if (run.save_total_limit > 0) io::prune(run.output_dir, run.save_total_limit, state_.global_step);
   log_.info("saved {}", path.string());
   return path;
@@ -202,17 +289,21 @@ TrainingEnd Trainer::run() {
     progress.step_done(result.num_tokens, seconds_since(start));
     end.last_loss = result.loss;
     saved = false;
-    if (!result.applied) {
-      log_.warning("step {}: {}; nothing was changed ({} such steps in a row, {} end the run)", state_.global_step,
-                   result.num_targets == 0 ? std::string("no target")
-                                           : fmt::format("loss {} or gradient norm {} is not finite", result.loss,
-                                                         result.grad_norm),
-                   state_.skipped_in_row, run.max_skipped_steps);
+    if (!result.applied && result.num_targets == 0) {
+      log_.warning("step {}: no target; nothing was changed", state_.global_step);
+    } else if (!result.applied) {
+      log_.warning(
+          "step {}: loss {} and gradient norm {} are not finite in fp32; nothing was changed ({} such steps "
+          "in a row, "
+          "{} end the run)",
+          state_.global_step, result.loss, result.grad_norm, state_.skipped_in_row, run.max_skipped_steps);
       if (state_.skipped_in_row >= run.max_skipped_steps) {
-        throw Error(fmt::format("{} steps in a row had no finite gradient; the last good checkpoint is kept in {}. "
-                                "Resume from it with a lower learning_rate, or look at the data of these steps",
-                                state_.skipped_in_row, run.output_dir),
-                    exit_code::not_finite);
+        throw Error(
+            fmt::format(
+                "{} steps in a row had no finite gradient; checkpoints in {} are as they were. Resume "
+                "from the last good one with a lower learning_rate, or look at the data of these steps",
+                state_.skipped_in_row, run.output_dir),
+            exit_code::not_finite);
       }
     }
     if (state_.global_step % run.logging_steps == 0 || done()) {
@@ -229,8 +320,8 @@ TrainingEnd Trainer::run() {
   end.interrupted = !done();
   if (!saved && state_.global_step > end.global_step) end.checkpoint = save();
   if (end.interrupted) {
-    log_.warning("{} received: stopped after step {}; run again with resume_from_checkpoint: auto", stop_.signal_name(),
-                 state_.global_step);
+    log_.warning("{} received: stopped after step {}; run again with resume_from_checkpoint: auto",
+                 stop_.signal_name(), state_.global_step);
   }
   end.global_step = state_.global_step;
   return end;

@@ -52,12 +52,23 @@ class Trainer {
   std::int64_t total_steps() const { return total_steps_; }
 
  private:
+  /// Where weights come from; neither: fresh ones.
+  struct WeightSource {
+    std::optional<io::CheckpointReader> checkpoint;
+    std::optional<io::ModelFiles> model;
+  };
+
+  WeightSource open_weights() const;
+  void read_data();
   void plan_steps();
-  void check_output_directory(const std::optional<std::filesystem::path>& resume_point) const;
+  void check_output_directory() const;
   void check_disk_space() const;
-  void load_state(const std::optional<std::filesystem::path>& resume_point);
+  void adopt_state(const io::CheckpointReader& checkpoint);
+  void load_state(const WeightSource& source);
   void check_same_run(const TrainerState& saved, const std::filesystem::path& place) const;
   void log_banner() const;
+  /// A line of the log for each line of `text`.
+  void log_lines(std::string_view subject, std::string_view text) const;
 
   LoadedConfig config_;
   Device& device_;
@@ -76,5 +87,8 @@ class Trainer {
 
 /// The model that the configuration names: model_name_or_path, or config_name for fresh weights.
 HfConfigText model_config_of(const RunConfig& run);
+
+/// What to tell whose plain text would become byte tokens of a model with a tokenizer of its own; else empty.
+std::string byte_token_warning(const RunConfig& run, const io::DatasetReport& report);
 
 }  // namespace layerstream

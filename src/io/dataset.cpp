@@ -19,12 +19,22 @@ TokenStore read_inputs(const DatasetOptions& options, DatasetReport& report) {
   const std::vector<InputFile> files = find_input_files(options.inputs, report);
   TokenStore store(options.vocab_size);
   std::int64_t text_tokens = 0;
-  for (const InputFile& file : files) text_tokens += file.is_shard ? 0 : file.bytes + 1;
+  std::int64_t total_bytes = 0;
+  for (const InputFile& file : files) {
+    text_tokens += file.is_shard ? 0 : file.bytes + 1;
+    total_bytes += file.bytes;
+  }
   store.reserve(text_tokens);
 
+  std::int64_t done_bytes = 0;  // of the files before this one
+  const PieceCallback piece_done = [&](std::int64_t bytes) {
+    if (options.between_pieces) options.between_pieces(done_bytes + bytes, total_bytes);
+  };
   for (const InputFile& file : files) {
+    piece_done(0);
     if (file.is_shard) {
-      read_token_shard(file, options.on_bad_line, store, report);
+      read_token_shard(file, options.on_bad_line, store, report, piece_done);
+      done_bytes += file.bytes;
       continue;
     }
     if (options.vocab_size < ByteTokenizer::vocab_size) {
@@ -33,7 +43,8 @@ TokenStore read_inputs(const DatasetOptions& options, DatasetReport& report) {
                       "model has {}; enlarge the model's vocabulary or prepare token shards",
                       file.path.string(), ByteTokenizer::vocab_size, options.vocab_size));
     }
-    read_text_file(file, options.on_bad_line, store, report);
+    read_text_file(file, options.on_bad_line, store, report, piece_done);
+    done_bytes += file.bytes;
   }
   store.shrink_to_fit();
   return store;
@@ -57,7 +68,9 @@ Dataset Dataset::load(const DatasetOptions& options) {
   dataset.rows_ =
       pack_rows(dataset.store_, {options.cutoff_len, options.packing, options.overlong}, dataset.report_);
   dataset.drop_rows_without_targets();
-  dataset.complete_report(options.cutoff_len);
+  dataset.complete_report(options.cutoff_len, [&] {
+    if (options.between_pieces) options.between_pieces(1, 1);
+  });
   if (dataset.num_rows() == 0) {
     throw FileError("train_file: no row with a token to predict in the training data\n" +
                     dataset.report_.to_text());
@@ -150,7 +163,7 @@ void Dataset::drop_rows_without_targets() {
   report_.rows = num_rows();
 }
 
-void Dataset::complete_report(std::int64_t cutoff_len) {
+void Dataset::complete_report(std::int64_t cutoff_len, const std::function<void()>& poll) {
   std::vector<std::int64_t> lengths;
   lengths.reserve(store_.documents().size());
   for (const StoredDocument& document : store_.documents()) lengths.push_back(document.length);
@@ -158,13 +171,20 @@ void Dataset::complete_report(std::int64_t cutoff_len) {
   report_.document_tokens = store_.num_tokens();
   report_.document_lengths = length_percentiles(lengths);
   report_.cutoff_len = cutoff_len;
-  report_.content_hash = hash_rows();
+  report_.content_hash = hash_rows(poll);
 }
 
-std::uint64_t Dataset::hash_rows() const {
+std::uint64_t Dataset::hash_rows(const std::function<void()>& poll) const {
+  constexpr std::int64_t tokens_between_polls = 1 << 20;
   ContentHash hash;
+  std::int64_t unpolled = 0;
   for (std::int64_t i = 0; i < num_rows(); ++i) {
     const TokenRow row = this->row(i);
+    unpolled += row.num_tokens();
+    if (unpolled >= tokens_between_polls) {
+      poll();
+      unpolled = 0;
+    }
     const std::array<std::int64_t, 2> counts{row.num_tokens(),
                                              static_cast<std::int64_t>(row.document_starts.size())};
     hash.update(std::as_bytes(std::span(counts)));

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,6 +22,9 @@ struct DatasetOptions {
   bool packing = true;
   Overlong overlong = Overlong::split;
   OnBadLine on_bad_line = OnBadLine::error;
+  /// Called between pieces of work (at most some 64 MiB of text, or 2^20 tokens) with the bytes of input read
+  /// so far; may throw to stop.
+  std::function<void(std::int64_t bytes_done, std::int64_t bytes_total)> between_pieces = {};
 };
 
 /// The data keys of a run.
@@ -30,7 +34,7 @@ DatasetOptions dataset_options(const RunConfig& config, std::int64_t vocab_size)
 class Dataset {
  public:
   /// Reads everything. Throws ConfigError or FileError, with the place and the remedy, for whatever `options`
-  /// do not say to skip, and when no row with a target is left.
+  /// do not say to skip, and when no row with a target is left; and what `between_pieces` throws.
   static Dataset load(const DatasetOptions& options);
 
   std::int64_t num_rows() const { return rows_.num_rows(); }
@@ -66,8 +70,8 @@ class Dataset {
   std::int64_t piece_targets(const RowPiece& piece) const;
   /// Also counts what the others hold.
   void drop_rows_without_targets();
-  void complete_report(std::int64_t cutoff_len);
-  std::uint64_t hash_rows() const;
+  void complete_report(std::int64_t cutoff_len, const std::function<void()>& poll);
+  std::uint64_t hash_rows(const std::function<void()>& poll) const;
 
   TokenStore store_;
   DatasetReport report_;

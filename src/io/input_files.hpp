@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,9 @@ struct InputFile {
   bool is_shard;        ///< named *.safetensors
   bool from_directory;  ///< found in a directory, not named by the user
 };
+
+/// Called between pieces of reading a file with the bytes of it read so far; may throw to stop.
+using PieceCallback = std::function<void(std::int64_t bytes_of_file)>;
 
 /// The files that `inputs` (files and directories) stand for: inputs in the order given, each directory
 /// walked recursively, its files in the byte order of their paths. Within directories, hidden entries and

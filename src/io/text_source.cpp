@@ -14,11 +14,24 @@ namespace layerstream::io {
 
 namespace {
 
-std::string read_whole_file(const InputFile& file) {
+constexpr std::size_t piece_bytes = std::size_t{64} << 20;
+
+std::string read_whole_file(const InputFile& file, const PieceCallback& piece_done) {
   const FileSource source(file.path, PageCache::drop);
   std::string text(source.size(), '\0');
-  source.read(0, std::as_writable_bytes(std::span(text)));
+  const std::span bytes = std::as_writable_bytes(std::span(text));
+  for (std::size_t begin = 0; begin < bytes.size(); begin += piece_bytes) {
+    if (piece_done) piece_done(static_cast<std::int64_t>(begin));
+    source.read(begin, bytes.subspan(begin, std::min(piece_bytes, bytes.size() - begin)));
+  }
   return text;
+}
+
+/// End of the piece that begins at `begin`: behind a newline, so that no character is cut.
+std::size_t end_of_piece(std::string_view text, std::size_t begin) {
+  if (text.size() - begin <= piece_bytes) return text.size();
+  const std::size_t newline = text.find('\n', begin + piece_bytes);
+  return newline == std::string_view::npos ? text.size() : newline + 1;
 }
 
 /// Lines of a text, found in ascending order.
@@ -47,10 +60,18 @@ class LineCounter {
 };
 
 void append_valid_lines(const InputFile& file, std::string_view text, OnBadLine on_bad_line,
-                        TokenStore& store, DatasetReport& report) {
+                        TokenStore& store, DatasetReport& report, const PieceCallback& piece_done) {
   LineCounter line(text);
-  std::size_t begin = 0;  // of the text not yet appended
-  while (const auto fault = find_utf8_fault(text.substr(begin))) {
+  std::size_t begin = 0;  // of the text not yet appended: that of a line
+  while (begin < text.size()) {
+    if (piece_done) piece_done(file.bytes);
+    const std::size_t end = end_of_piece(text, begin);
+    const auto fault = find_utf8_fault(text.substr(begin, end - begin));
+    if (!fault) {
+      store.append_bytes(text.substr(begin, end - begin));
+      begin = end;
+      continue;
+    }
     const std::size_t offset = begin + fault->offset;
     line.seek(offset);
     const std::string message = fmt::format("{}: not UTF-8: {}", line.place(file, offset), fault->cause);
@@ -61,14 +82,14 @@ void append_valid_lines(const InputFile& file, std::string_view text, OnBadLine 
     store.append_bytes(text.substr(begin, line.begin() - begin));
     begin = line.end();
   }
-  store.append_bytes(text.substr(begin));
 }
 
 }  // namespace
 
-void read_text_file(const InputFile& file, OnBadLine on_bad_line, TokenStore& store, DatasetReport& report) {
+void read_text_file(const InputFile& file, OnBadLine on_bad_line, TokenStore& store, DatasetReport& report,
+                    const PieceCallback& piece_done) {
   const std::string path = file.path.string();
-  const std::string text = read_whole_file(file);
+  const std::string text = read_whole_file(file, piece_done);
   if (text.empty()) {
     report.empty_files.add(path);
     return;
@@ -89,7 +110,7 @@ void read_text_file(const InputFile& file, OnBadLine on_bad_line, TokenStore& st
 
   store.begin_source({path, true, true});
   store.begin_document(0);
-  append_valid_lines(file, text, on_bad_line, store, report);
+  append_valid_lines(file, text, on_bad_line, store, report, piece_done);
   if (store.document_length() == 0) {
     report.empty_documents.add(path);
     return;

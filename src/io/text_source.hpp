@@ -14,6 +14,7 @@ namespace layerstream::io {
 /// on_bad_line: skip; under on_bad_line: skip also the lines that are not UTF-8. Otherwise these throw
 /// FileError with "file:line:byte: cause", line and byte counted from 1, as does a file that cannot be read
 /// or is a Git LFS pointer.
-void read_text_file(const InputFile& file, OnBadLine on_bad_line, TokenStore& store, DatasetReport& report);
+void read_text_file(const InputFile& file, OnBadLine on_bad_line, TokenStore& store, DatasetReport& report,
+                    const PieceCallback& piece_done = {});
 
 }  // namespace layerstream::io

@@ -182,8 +182,9 @@ class TokenShard {
 
 }  // namespace
 
-void read_token_shard(const InputFile& file, OnBadLine on_bad_line, TokenStore& store,
-                      DatasetReport& report) {
+void read_token_shard(const InputFile& file, OnBadLine on_bad_line, TokenStore& store, DatasetReport& report,
+                      const PieceCallback& piece_done) {
+  constexpr std::int64_t tokens_of_piece = 1 << 20;
   const TokenShard shard(file);
   if (shard.num_tokens() == 0) {
     report.empty_files.add(shard.path());
@@ -201,6 +202,10 @@ void read_token_shard(const InputFile& file, OnBadLine on_bad_line, TokenStore& 
     std::string fault;  // the document's first
     store.begin_document(number);
     for (const std::int64_t end = index + length; index < end; ++index) {
+      if (piece_done && index % tokens_of_piece == 0) {
+        piece_done(static_cast<std::int64_t>(static_cast<double>(file.bytes) * static_cast<double>(index) /
+                                             static_cast<double>(shard.num_tokens())));
+      }
       const std::int64_t id = ids.next();
       const std::int64_t is_target = mask ? mask->next() : 1;
       if (!fault.empty()) continue;

@@ -16,6 +16,7 @@ namespace layerstream::io {
 /// Throws FileError for any other tensor, dtype, rank, length or order of offsets. A token outside the
 /// vocabulary and a mask value that is neither 0 nor 1 throw FileError with file, tensor, index and value, or
 /// under on_bad_line: skip leave out the document and are noted.
-void read_token_shard(const InputFile& file, OnBadLine on_bad_line, TokenStore& store, DatasetReport& report);
+void read_token_shard(const InputFile& file, OnBadLine on_bad_line, TokenStore& store, DatasetReport& report,
+                      const PieceCallback& piece_done = {});
 
 }  // namespace layerstream::io

@@ -13,18 +13,21 @@ namespace layerstream {
 namespace {
 
 template <class View, class Pointer>
-DecoderTensors<View> bind(const ModelSpec& spec, const BlockLayout& block, Pointer matrices, DType matrix_dtype,
-                          Pointer vectors, DType vector_dtype) {
-  using BytePointer = std::conditional_t<std::is_const_v<std::remove_pointer_t<Pointer>>, const std::byte*, std::byte*>;
+DecoderTensors<View> bind(const ModelSpec& spec, const BlockLayout& block, Pointer matrices,
+                          DType matrix_dtype, Pointer vectors, DType vector_dtype) {
+  using BytePointer =
+      std::conditional_t<std::is_const_v<std::remove_pointer_t<Pointer>>, const std::byte*, std::byte*>;
   const auto matrix = [&](const char* tail, std::int64_t rows, std::int64_t columns) {
     const Parameter& parameter = block.at(tail);
-    return View(static_cast<BytePointer>(matrices) + static_cast<std::size_t>(parameter.offset) * size_of(matrix_dtype),
+    return View(static_cast<BytePointer>(matrices) +
+                    static_cast<std::size_t>(parameter.offset) * size_of(matrix_dtype),
                 matrix_dtype, {rows, columns});
   };
   const auto vector = [&](const char* tail, std::int64_t size) -> View {
     const int index = block.find(tail);
     if (index < 0) return {};
-    const std::int64_t offset = block.parameters[static_cast<std::size_t>(index)].offset - block.num_matrix_elements;
+    const std::int64_t offset =
+        block.parameters[static_cast<std::size_t>(index)].offset - block.num_matrix_elements;
     return View(static_cast<BytePointer>(vectors) + static_cast<std::size_t>(offset) * size_of(vector_dtype),
                 vector_dtype, {size});
   };
@@ -77,7 +80,9 @@ struct Columns {
   ops::HeadColumns raw_query() const { return {query_size, 0}; }
   ops::HeadColumns raw_key() const { return {2 * key_value_size, 0}; }
   ops::HeadColumns raw_value() const { return {2 * key_value_size, key_value_size}; }
-  ops::HeadColumns fused(std::int64_t first_column) const { return {query_size + 2 * key_value_size, first_column}; }
+  ops::HeadColumns fused(std::int64_t first_column) const {
+    return {query_size + 2 * key_value_size, first_column};
+  }
 
   std::int64_t query_size;
   std::int64_t key_value_size;
@@ -88,7 +93,8 @@ TensorView chunk_rows(const DecoderPass& pass, TensorView group_tensor) {
 }
 
 ops::AttentionSettings attention_settings(const DecoderPass& pass) {
-  return {.scale = 1.0 / std::sqrt(static_cast<double>(pass.spec.head_dim)), .window = pass.spec.window_of(pass.layer)};
+  return {.scale = 1.0 / std::sqrt(static_cast<double>(pass.spec.head_dim)),
+          .window = pass.spec.window_of(pass.layer)};
 }
 
 /// Keys and values that the chunk's queries can see.
@@ -97,12 +103,13 @@ ConstTensorView visible(const DecoderPass& pass, TensorView group_tensor) {
 }
 
 void input_norm(const ops::Context& context, const DecoderPass& pass) {
-  ops::rms_norm_forward(context, pass.scratch.normed, pass.x, pass.weights.input_norm, pass.spec.rms_norm_eps);
+  ops::rms_norm_forward(context, pass.scratch.normed, pass.x, pass.weights.input_norm,
+                        pass.spec.rms_norm_eps);
 }
 
 void post_attention_norm(const ops::Context& context, const DecoderPass& pass) {
-  ops::rms_norm_forward(context, pass.scratch.normed, pass.intermediates.residual, pass.weights.post_attention_norm,
-                        pass.spec.rms_norm_eps);
+  ops::rms_norm_forward(context, pass.scratch.normed, pass.intermediates.residual,
+                        pass.weights.post_attention_norm, pass.spec.rms_norm_eps);
 }
 
 void write_key_value(const ops::Context& context, const DecoderPass& pass) {
@@ -142,7 +149,8 @@ void write_residual(const ops::Context& context, const DecoderPass& pass) {
 /// @pre scratch.normed holds the normed residual.
 void write_gate_up(const ops::Context& context, const DecoderPass& pass) {
   ops::linear_forward(context, pass.intermediates.gate_up, pass.scratch.normed, pass.weights.gate_up);
-  if (pass.weights.gate_up_bias) ops::add_bias(context, pass.intermediates.gate_up, pass.weights.gate_up_bias);
+  if (pass.weights.gate_up_bias)
+    ops::add_bias(context, pass.intermediates.gate_up, pass.weights.gate_up_bias);
 }
 
 void mlp_backward(const ops::Context& context, const DecoderPass& pass, TensorView dy_dx,
@@ -178,8 +186,8 @@ void attention_backward(const ops::Context& context, const DecoderPass& pass, Te
   const std::int64_t tokens = pass.chunk.num_tokens;
   ops::linear_backward_weight(context, gradients.output, dresidual_dx, attention_as_matrix(pass));
   if (gradients.output_bias) ops::bias_backward(context, gradients.output_bias, dresidual_dx);
-  ops::linear_backward_input(context, scratch.dattention.reshape({tokens, pass.spec.query_size()}), dresidual_dx,
-                             pass.weights.output);
+  ops::linear_backward_input(context, scratch.dattention.reshape({tokens, pass.spec.query_size()}),
+                             dresidual_dx, pass.weights.output);
 
   const std::int64_t visible_tokens = pass.chunk.offset_in_group + tokens;
   ops::attention_backward(context,
@@ -226,7 +234,8 @@ void attention_backward(const ops::Context& context, const DecoderPass& pass, Te
 
   input_norm(context, pass);
   ops::linear_backward_weight(context, gradients.query_key_value, scratch.dquery_key_value, scratch.normed);
-  ops::linear_backward_input(context, scratch.dhidden, scratch.dquery_key_value, pass.weights.query_key_value);
+  ops::linear_backward_input(context, scratch.dhidden, scratch.dquery_key_value,
+                             pass.weights.query_key_value);
   ops::rms_norm_backward(context, {.dx = dresidual_dx,
                                    .dweight = gradients.input_norm,
                                    .dy = scratch.dhidden,
@@ -245,8 +254,8 @@ DecoderWeights bind_decoder_weights(const ModelSpec& spec, const BlockLayout& bl
 
 DecoderGradients bind_decoder_gradients(const ModelSpec& spec, const BlockLayout& block, void* gradients,
                                         DType dtype) {
-  void* const vectors =
-      static_cast<std::byte*>(gradients) + static_cast<std::size_t>(block.num_matrix_elements) * size_of(dtype);
+  void* const vectors = static_cast<std::byte*>(gradients) +
+                        static_cast<std::size_t>(block.num_matrix_elements) * size_of(dtype);
   return bind<TensorView>(spec, block, gradients, dtype, vectors, dtype);
 }
 
@@ -268,10 +277,12 @@ void decoder_forward(const ops::Context& context, const DecoderPass& pass, Tenso
   ops::add(context, y, save.residual, y);
 }
 
-void decoder_rebuild_key_value(const ops::Context& context, const DecoderPass& pass, const SavedIntermediates& saved) {
+void decoder_rebuild_key_value(const ops::Context& context, const DecoderPass& pass,
+                               const SavedIntermediates& saved) {
   if (!saved.projections) {
     input_norm(context, pass);
-    ops::linear_forward(context, pass.intermediates.key_value_raw, pass.scratch.normed, pass.weights.key_value());
+    ops::linear_forward(context, pass.intermediates.key_value_raw, pass.scratch.normed,
+                        pass.weights.key_value());
   }
   write_key_value(context, pass);
 }
@@ -294,11 +305,12 @@ void decoder_backward(const ops::Context& context, const DecoderPass& pass, cons
 }
 
 std::size_t decoder_workspace(const ModelSpec& spec, std::int64_t chunk_tokens, DType compute) {
-  return std::max({ops::linear_workspace(compute),
-                   ops::attention_workspace(spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim, compute),
-                   ops::rms_norm_backward_workspace(chunk_tokens, spec.hidden_size, compute),
-                   ops::head_transform_backward_workspace(chunk_tokens, spec.num_attention_heads, spec.head_dim,
-                                                          compute)});
+  return std::max(
+      {ops::linear_workspace(compute),
+       ops::attention_workspace(spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim, compute),
+       ops::rms_norm_backward_workspace(chunk_tokens, spec.hidden_size, compute),
+       ops::head_transform_backward_workspace(chunk_tokens, spec.num_attention_heads, spec.head_dim,
+                                              compute)});
 }
 
 }  // namespace layerstream

@@ -61,12 +61,12 @@ struct GroupKeyValue {
 
 /// Scratch for one chunk; backward members are empty in a forward-only run.
 struct DecoderScratch {
-  TensorView normed;  ///< (T, h)
-  TensorView query;   ///< (T, NH, d)
-  TensorView activation;  ///< (T, f)
-  TensorView dhidden;     ///< (T, h)
-  TensorView dattention;  ///< (T, NH, d)
-  TensorView dquery;      ///< (T, NH, d)
+  TensorView normed;            ///< (T, h)
+  TensorView query;             ///< (T, NH, d)
+  TensorView activation;        ///< (T, f)
+  TensorView dhidden;           ///< (T, h)
+  TensorView dattention;        ///< (T, NH, d)
+  TensorView dquery;            ///< (T, NH, d)
   TensorView dquery_key_value;  ///< (T, q + 2c)
 };
 
@@ -100,7 +100,8 @@ struct SavedIntermediates {
 void decoder_forward(const ops::Context& context, const DecoderPass& pass, TensorView y);
 
 /// Writes the chunk's rows of the group's keys and values, from key_value_raw when it is saved.
-void decoder_rebuild_key_value(const ops::Context& context, const DecoderPass& pass, const SavedIntermediates& saved);
+void decoder_rebuild_key_value(const ops::Context& context, const DecoderPass& pass,
+                               const SavedIntermediates& saved);
 
 /// @pre The group's keys and values up to and including this chunk stand in `pass.group`, and every
 /// later chunk of the group has been through this function.

@@ -42,7 +42,8 @@ void head_loss(const ops::Context& context, const HeadPass& pass, double* nll_su
   for_each_tile(pass, [&](std::int64_t first, std::int64_t count) {
     const Tile tile(pass, first, count);
     write_logits(context, pass, tile.x, tile.normed, tile.logits);
-    ops::cross_entropy(context, {.dlogits = {}, .nll = tile.nll, .logits = tile.logits, .targets = tile.targets});
+    ops::cross_entropy(context,
+                       {.dlogits = {}, .nll = tile.nll, .logits = tile.logits, .targets = tile.targets});
     ops::add_sum(context, nll_sum, tile.nll);
   });
 }

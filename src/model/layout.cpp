@@ -10,7 +10,9 @@ class SlabBuilder {
  public:
   explicit SlabBuilder(BlockLayout& block, std::string prefix) : block_(block), prefix_(std::move(prefix)) {}
 
-  void matrix(std::string_view tail, std::int64_t rows, std::int64_t columns) { add(tail, {rows, columns}, true); }
+  void matrix(std::string_view tail, std::int64_t rows, std::int64_t columns) {
+    add(tail, {rows, columns}, true);
+  }
   void vector(std::string_view tail, std::int64_t size) { add(tail, {size}, false); }
 
   void end_matrices() { block_.num_matrix_elements = align(); }

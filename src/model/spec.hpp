@@ -24,21 +24,25 @@ struct ModelSpec {
   double rms_norm_eps = 1e-6;
   double initializer_range = 0.02;
   bool tie_word_embeddings = false;
-  bool qkv_bias = false;             ///< q, k, v projections have a bias
-  bool output_bias = false;          ///< o projection has a bias
-  bool mlp_bias = false;             ///< gate, up and down projections have a bias
-  bool qk_norm = false;              ///< RMS norm over head_dim of each query and key head (Qwen3)
-  std::int64_t sliding_window = 0;   ///< keys a query sees, itself included; 0: all
+  bool qkv_bias = false;            ///< q, k, v projections have a bias
+  bool output_bias = false;         ///< o projection has a bias
+  bool mlp_bias = false;            ///< gate, up and down projections have a bias
+  bool qk_norm = false;             ///< RMS norm over head_dim of each query and key head (Qwen3)
+  std::int64_t sliding_window = 0;  ///< keys a query sees, itself included; 0: all
   /// Layers below this index attend to everything even when sliding_window is set (Qwen2/3
   /// `max_window_layers`, or the leading "full_attention" run of `layer_types`).
   std::int64_t first_window_layer = 0;
   RopeSpec rope;
   std::string dtype = "float32";  ///< the file's own `torch_dtype` / `dtype`
 
+  friend bool operator==(const ModelSpec&, const ModelSpec&) = default;
+
   std::int64_t query_size() const { return num_attention_heads * head_dim; }
   std::int64_t key_value_size() const { return num_key_value_heads * head_dim; }
   /// Keys that a query of `layer` sees; 0: all before it.
-  std::int64_t window_of(std::int64_t layer) const { return layer >= first_window_layer ? sliding_window : 0; }
+  std::int64_t window_of(std::int64_t layer) const {
+    return layer >= first_window_layer ? sliding_window : 0;
+  }
 };
 
 }  // namespace layerstream

@@ -13,7 +13,8 @@ void add(const Context& context, TensorView out, ConstTensorView a, ConstTensorV
 void swiglu_forward(const Context& context, TensorView act, ConstTensorView gate_up);
 
 /// @param dgate_up (T, 2F); may be gate_up. @param dact (T, F), @param gate_up (T, 2F).
-void swiglu_backward(const Context& context, TensorView dgate_up, ConstTensorView dact, ConstTensorView gate_up);
+void swiglu_backward(const Context& context, TensorView dgate_up, ConstTensorView dact,
+                     ConstTensorView gate_up);
 
 /// out = the FP32 numbers of two halves (see core/half.hpp). @param out (n) fp32, @param hi (n) bf16,
 /// @param lo (n) int16.

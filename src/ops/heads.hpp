@@ -34,13 +34,13 @@ void head_transform_forward(const Context& context, TensorView out, ConstTensorV
                             const HeadTransform& transform);
 
 struct HeadTransformBackward {
-  TensorView draw;              ///< (T, row_stride) compute dtype; only `columns` are written
+  TensorView draw;  ///< (T, row_stride) compute dtype; only `columns` are written
   HeadColumns draw_columns;
-  ConstTensorView dout;         ///< (T, H, d) compute or accumulator dtype
-  ConstTensorView raw;          ///< as in forward; needed only with a norm
+  ConstTensorView dout;  ///< (T, H, d) compute or accumulator dtype
+  ConstTensorView raw;   ///< as in forward; needed only with a norm
   HeadColumns raw_columns;
-  TensorView dbias;             ///< (H·d) accumulator dtype, added to; empty without a bias
-  TensorView dnorm_weight;      ///< (d) accumulator dtype, added to; empty without a norm
+  TensorView dbias;         ///< (H·d) accumulator dtype, added to; empty without a bias
+  TensorView dnorm_weight;  ///< (d) accumulator dtype, added to; empty without a norm
 };
 /// Needs workspace: head_transform_backward_workspace(T, H, d, compute dtype).
 void head_transform_backward(const Context& context, const HeadTransformBackward& args,

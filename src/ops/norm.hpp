@@ -11,7 +11,8 @@ namespace layerstream::ops {
 /// @param weight (H) accumulator dtype.
 /// Like Hugging Face's modules, the normalised value is rounded to the compute dtype before it meets
 /// the weight.
-void rms_norm_forward(const Context& context, TensorView y, ConstTensorView x, ConstTensorView weight, double eps);
+void rms_norm_forward(const Context& context, TensorView y, ConstTensorView x, ConstTensorView weight,
+                      double eps);
 
 struct RmsNormBackward {
   TensorView dx;             ///< (T, H) compute dtype; = residual + gradient; may be `residual` or `dy`

@@ -48,9 +48,11 @@ inline std::vector<TokenRow> random_rows(int count, std::int64_t max_tokens, std
     const std::int64_t tokens = max_tokens - below(max_tokens / 2);
     row.document_starts.push_back(0);
     if (tokens > 6 && below(2) == 1) row.document_starts.push_back(2 + below(tokens - 4));
-    for (std::int64_t t = 0; t < tokens; ++t) row.input_ids.push_back(static_cast<std::int32_t>(below(vocab_size)));
+    for (std::int64_t t = 0; t < tokens; ++t)
+      row.input_ids.push_back(static_cast<std::int32_t>(below(vocab_size)));
     for (std::int64_t t = 0; t < tokens; ++t) {
-      const bool ends = t + 1 == tokens || (row.document_starts.size() > 1 && row.document_starts[1] == t + 1);
+      const bool ends =
+          t + 1 == tokens || (row.document_starts.size() > 1 && row.document_starts[1] == t + 1);
       const bool masked = below(5) == 0;
       row.targets.push_back(ends || masked ? -100 : row.input_ids[static_cast<std::size_t>(t + 1)]);
     }

@@ -17,7 +17,9 @@ struct Knob {
   std::function<void(RunConfig&)> turn;
 };
 
-void PrintTo(const Knob& knob, std::ostream* stream) { *stream << knob.name; }
+void PrintTo(const Knob& knob, std::ostream* stream) {
+  *stream << knob.name;
+}
 
 std::vector<Knob> knobs() {
   std::vector<Knob> all{
@@ -40,7 +42,8 @@ std::vector<Knob> knobs() {
        }},
   };
   for (const int slots : {1, 3, 6}) {
-    all.push_back({"weight_slots_" + std::to_string(slots), [slots](RunConfig& run) { run.weight_slots = slots; }});
+    all.push_back(
+        {"weight_slots_" + std::to_string(slots), [slots](RunConfig& run) { run.weight_slots = slots; }});
   }
   const std::map<std::string, ActivationPolicy> policies{{"input", ActivationPolicy::input},
                                                          {"attention", ActivationPolicy::input_attention},
@@ -48,14 +51,15 @@ std::vector<Knob> knobs() {
   for (const auto& [name, policy] : policies) {
     for (const bool on_host : {true, false}) {
       for (const bool coherent : {false, true}) {
-        all.push_back({"save_" + name + (on_host ? "_on_host" : "_on_device") + (coherent ? "_coherent" : "_explicit"),
-                       [policy = policy, on_host, coherent](RunConfig& run) {
-                         run.activation_policy = policy;
-                         run.activations_on_host = on_host;
-                         run.backend = coherent ? BackendChoice::coherent : BackendChoice::explicit_copies;
-                         run.allow_emulation = coherent;
-                         run.weight_slots = coherent ? 3 : 1;
-                       }});
+        all.push_back(
+            {"save_" + name + (on_host ? "_on_host" : "_on_device") + (coherent ? "_coherent" : "_explicit"),
+             [policy = policy, on_host, coherent](RunConfig& run) {
+               run.activation_policy = policy;
+               run.activations_on_host = on_host;
+               run.backend = coherent ? BackendChoice::coherent : BackendChoice::explicit_copies;
+               run.allow_emulation = coherent;
+               run.weight_slots = coherent ? 3 : 1;
+             }});
       }
     }
   }
@@ -71,7 +75,9 @@ struct Base {
   std::int64_t chunk_tokens;  ///< 40: several rows in a chunk; 7: every row in several chunks
 };
 
-void PrintTo(const Base& base, std::ostream* stream) { *stream << base.name; }
+void PrintTo(const Base& base, std::ostream* stream) {
+  *stream << base.name;
+}
 
 RunConfig run_of(const Base& base) {
   RunConfig run = tiny_run();
@@ -120,14 +126,16 @@ TEST_P(ImmediateUpdate, EqualsDeferredUpdateWithoutClipping) {
   EXPECT_TRUE(train(spec, run, 5) == deferred);
 }
 
-INSTANTIATE_TEST_SUITE_P(Everywhere, ImmediateUpdate, ::testing::Combine(::testing::Bool(), ::testing::Values(1, 2, 4)));
+INSTANTIATE_TEST_SUITE_P(Everywhere, ImmediateUpdate,
+                         ::testing::Combine(::testing::Bool(), ::testing::Values(1, 2, 4)));
 
 /// Makes lanes slower than each other in ways that change from operation to operation.
 class RandomDelays final : public ExecutionObserver {
  public:
   explicit RandomDelays(std::uint64_t seed) : seed_(seed) {}
   void before(int index, const Operation& operation) override {
-    const double draw = uniform_at(seed_, static_cast<std::uint64_t>(operation.lane), static_cast<std::uint64_t>(index));
+    const double draw =
+        uniform_at(seed_, static_cast<std::uint64_t>(operation.lane), static_cast<std::uint64_t>(index));
     if (draw < 0.3) std::this_thread::sleep_for(std::chrono::microseconds(static_cast<int>(draw * 2000)));
   }
   void after(int index, const Operation& operation) override { before(index + 100'000, operation); }

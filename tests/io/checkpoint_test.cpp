@@ -116,16 +116,16 @@ TEST_F(Checkpoints, CompleteOnesAreFoundByStepAndOthersPassedOverWithTheReason) 
   std::vector<std::string> passed_over;
   const std::vector<FoundCheckpoint> found = find_checkpoints(directory_.root(), &passed_over);
   EXPECT_THAT(steps(), ElementsAre(9, 20, 100));
-  EXPECT_EQ(found[1].path, dir("checkpoint-20"));
-  const CheckpointReader reader(found[1].path);
+  EXPECT_EQ(found.at(1).path, dir("checkpoint-20"));
+  const CheckpointReader reader(found.at(1).path);
   std::uint64_t bytes = 0;
   for (const CheckpointFile& file : reader.files()) bytes += file.bytes;
-  EXPECT_EQ(found[1].bytes, bytes);
+  EXPECT_EQ(found.at(1).bytes, bytes);
   EXPECT_GT(bytes, 3000u);
   EXPECT_THAT(passed_over, ElementsAre(HasSubstr("checkpoint-50/manifest.json: is absent"),
                                        HasSubstr("checkpoint-60/model.safetensors: has 10 bytes"),
                                        HasSubstr("checkpoint-71: its manifest says step 70")));
-  EXPECT_EQ(newest_complete(directory_.root())->step, 100);
+  EXPECT_EQ(newest_complete(directory_.root()).value().step, 100);
 }
 
 TEST_F(Checkpoints, AbsentOutputDirectoryHasNone) {
@@ -235,7 +235,7 @@ TEST_F(Checkpoints, RequiredBytesIsTheLimitAndOneMore) {
 
 TEST_F(Checkpoints, RequiredBytesCountsWhatExistingOnesWillRelease) {
   for (const int step : {1, 2}) save_checkpoint(directory_.root(), step, step);
-  const std::uint64_t each = find_checkpoints(directory_.root())[0].bytes;
+  const std::uint64_t each = find_checkpoints(directory_.root()).at(0).bytes;
   EXPECT_EQ(required_bytes(directory_.root(), each, 2, 10), each);      // the third one, then one goes
   EXPECT_EQ(required_bytes(directory_.root(), each, 3, 10), 2 * each);  // the third one and the fourth
   EXPECT_EQ(required_bytes(directory_.root(), each, 1, 10), each);      // the limit was lowered

@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
+#include <ostream>
 
 #include "core/error.hpp"
 #include "core/random.hpp"
@@ -245,6 +247,11 @@ struct DoubleAdamW {
 
 struct LongRun {
   double learning_rate, weight_decay, mean_gradient;
+
+  friend std::ostream& operator<<(std::ostream& out, const LongRun& run) {
+    return out << "learning rate " << run.learning_rate << ", decay " << run.weight_decay
+               << ", mean gradient " << run.mean_gradient;
+  }
 };
 class AdamWAfter1000Steps : public ::testing::TestWithParam<LongRun> {};
 INSTANTIATE_TEST_SUITE_P(Runs, AdamWAfter1000Steps,
