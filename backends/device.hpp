@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "backends/link.hpp"
 #include "core/event.hpp"
 #include "core/lane.hpp"
 #include "core/stream.hpp"
@@ -28,7 +29,11 @@ class Device {
   virtual std::size_t memory_limit() const = 0;
   /// Throws ResourceError past the limit, naming need and have. Memory is 256-byte aligned.
   virtual std::unique_ptr<DeviceRegion> allocate(std::size_t bytes) = 0;
+  /// Its memory is taken from the host's (simulation): a plan must find room for both there.
+  virtual bool uses_host_memory() const = 0;
   virtual StreamView stream(Lane lane) = 0;
+  /// Moves bytes between host and device; lives as long as the device.
+  virtual Link& link() = 0;
   virtual std::unique_ptr<Event> make_event() = 0;
   /// Blocks until all streams have done what was ordered on them (between steps only).
   virtual void synchronize() = 0;

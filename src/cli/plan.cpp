@@ -1,6 +1,7 @@
 #include <iostream>
 #include <memory>
 
+#include "backends/simulated_device.hpp"
 #include "cli/commands.hpp"
 #include "cli/config_options.hpp"
 #include "engine/engine.hpp"
@@ -22,7 +23,9 @@ void plan(const ConfigOptions& options) {
   if (!config.run.train_file.empty()) {
     data_bytes = io::Dataset::load(io::dataset_options(config.run, spec.vocab_size)).bytes();
   }
-  const auto [shape, ledger] = plan_run(spec, config.run, data_bytes);
+  const HostBudget host = host_budget(config.run);
+  SimulatedDevice device(config.run.device_memory_limit.value_or(host.bytes));
+  const auto [shape, ledger] = plan_run(spec, config.run, device, data_bytes);
 
   std::cout << fmt::format("model  {} parameters, {} blocks, {} compute\n", shape.layout.num_parameters(),
                            shape.layout.num_blocks(), name_of(shape.compute));
@@ -32,8 +35,7 @@ void plan(const ConfigOptions& options) {
   std::cout << ledger.to_table();
   std::cout << fmt::format("  process peak in this build (the device is simulated in host memory): {}\n",
                            format_bytes(ledger.total(Space::host) + ledger.total(Space::device)));
-  const HostBudget host = host_budget(config.run);
-  check_memory(ledger, host, config.run.device_memory_limit.value_or(host.bytes), true);
+  check_memory(ledger, host, device);
   std::cout << fmt::format("  fits: host has {} ({})\n", format_bytes(host.bytes), host.bound_by);
 }
 

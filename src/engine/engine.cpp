@@ -36,11 +36,11 @@ ChunkPlan continuation(std::span<const std::int32_t> tokens, std::int64_t past) 
 
 }  // namespace
 
-std::unique_ptr<MemoryBackend> make_backend(const RunConfig& config, Link& link) {
+std::unique_ptr<MemoryBackend> make_backend(const RunConfig& config, Device& device) {
   switch (config.backend) {
     case BackendChoice::automatic:
     case BackendChoice::explicit_copies:
-      return std::make_unique<ExplicitBackend>(link);
+      return std::make_unique<ExplicitBackend>(device.link());
     case BackendChoice::coherent:
       if (!config.allow_emulation) {
         throw ConfigError(
@@ -48,7 +48,7 @@ std::unique_ptr<MemoryBackend> make_backend(const RunConfig& config, Link& link)
             "to "
             "emulate it, or backend: explicit");
       }
-      return std::make_unique<CoherentBackend>(link);
+      return std::make_unique<CoherentBackend>(device.link());
   }
   throw ContractError("unknown backend");
 }
@@ -62,15 +62,14 @@ Engine::Engine(const ModelSpec& spec, const RunConfig& config, EngineMode mode, 
                const EngineDiagnostics& diagnostics)
     : device_(device),
       diagnostics_(diagnostics),
-      link_(std::make_unique<MemcpyLink>()),
-      backend_(make_backend(config, *link_)),
+      backend_(make_backend(config, device)),
       shape_(make_engine_shape(spec, config, mode)),
       pool_(optimizer_threads(config)),
       optimizer_(pool_),
       executor_(device) {
   const Ledger planned = plan_memory(shape_, *backend_);
   const HostBudget budget = host_budget(config);
-  check_memory(planned, budget, device.memory_limit(), true);
+  check_memory(planned, budget, device);
 
   host_region_ = HostRegion(padded(planned.total(Space::host)), {.component = "model state",
                                                                  .numa_node = {},

@@ -7,7 +7,6 @@
 
 #include "backends/device.hpp"
 #include "backends/host_region.hpp"
-#include "backends/link.hpp"
 #include "backends/memory_backend.hpp"
 #include "core/token_row.hpp"
 #include "engine/buffers.hpp"
@@ -88,7 +87,6 @@ class Engine {
 
   Device& device_;
   EngineDiagnostics diagnostics_;
-  std::unique_ptr<Link> link_;
   std::unique_ptr<MemoryBackend> backend_;
   EngineShape shape_;
   Ledger ledger_;
@@ -107,9 +105,9 @@ class Engine {
   std::int64_t sequence_length_ = 0;
 };
 
-/// The backend that the configuration asks for on this device. Throws ConfigError for one that does not
-/// fit it.
-std::unique_ptr<MemoryBackend> make_backend(const RunConfig& config, Link& link);
+/// The backend that the configuration asks for on this device, which outlives it. Throws ConfigError for one
+/// that does not fit the device.
+std::unique_ptr<MemoryBackend> make_backend(const RunConfig& config, Device& device);
 
 /// Threads of the optimizer lane: optimizer_threads, else the CPUs that this process may use.
 int optimizer_threads(const RunConfig& config);

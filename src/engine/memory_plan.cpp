@@ -66,9 +66,8 @@ void add_process_lines(Ledger& ledger, std::size_t data_bytes) {
   ledger.add(Space::host, "weights between files and slabs", transit_bytes);
 }
 
-RunPlan plan_run(const ModelSpec& spec, const RunConfig& config, std::size_t data_bytes) {
-  MemcpyLink link;
-  const std::unique_ptr<MemoryBackend> backend = make_backend(config, link);
+RunPlan plan_run(const ModelSpec& spec, const RunConfig& config, Device& device, std::size_t data_bytes) {
+  const std::unique_ptr<MemoryBackend> backend = make_backend(config, device);
   RunPlan plan{.shape = make_engine_shape(spec, config, EngineMode::train), .ledger = {}};
   plan.ledger = plan_memory(plan.shape, *backend);
   add_process_lines(plan.ledger, data_bytes);
@@ -81,19 +80,18 @@ HostBudget host_budget(const RunConfig& config) {
   return {memory.available + ProcessMemory::now().resident, memory.bound_by};
 }
 
-void check_memory(const Ledger& ledger, const HostBudget& host, std::size_t device_limit,
-                  bool device_is_host) {
+void check_memory(const Ledger& ledger, const HostBudget& host, const Device& device) {
   const std::size_t device_need = ledger.total(Space::device);
-  const std::size_t host_need = ledger.total(Space::host) + (device_is_host ? device_need : 0);
+  const std::size_t host_need = ledger.total(Space::host) + (device.uses_host_memory() ? device_need : 0);
   std::string problems;
-  if (device_need > device_limit) {
+  if (device_need > device.memory_limit()) {
     problems += fmt::format("device memory: need {}, have {} (device_memory_limit)\n",
-                            format_bytes(device_need), format_bytes(device_limit));
+                            format_bytes(device_need), format_bytes(device.memory_limit()));
   }
   if (host_need > host.bytes) {
     problems += fmt::format("host memory: need {}{}, have {} ({})\n", format_bytes(host_need),
-                            device_is_host ? " (simulated device included)" : "", format_bytes(host.bytes),
-                            host.bound_by);
+                            device.uses_host_memory() ? " (simulated device included)" : "",
+                            format_bytes(host.bytes), host.bound_by);
   }
   if (problems.empty()) return;
   throw ResourceError(

@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 
+#include "backends/device.hpp"
 #include "backends/memory_backend.hpp"
 #include "core/ledger.hpp"
 #include "core/run_config.hpp"
@@ -35,7 +36,7 @@ struct RunPlan {
   Ledger ledger;  ///< the engine's lines and the process's
 };
 /// @param data_bytes what the training data hold. Throws ConfigError.
-RunPlan plan_run(const ModelSpec& spec, const RunConfig& config, std::size_t data_bytes);
+RunPlan plan_run(const ModelSpec& spec, const RunConfig& config, Device& device, std::size_t data_bytes);
 
 /// Host bytes that this process may hold: host_memory_limit, else what it holds already and what the system
 /// says is available.
@@ -46,9 +47,7 @@ struct HostBudget {
 HostBudget host_budget(const RunConfig& config);
 
 /// Refuses a run that cannot fit, before anything is allocated: need and have per component.
-/// @param device_is_host the device's memory is taken from the host (simulation).
 /// Throws ResourceError.
-void check_memory(const Ledger& ledger, const HostBudget& host, std::size_t device_limit,
-                  bool device_is_host);
+void check_memory(const Ledger& ledger, const HostBudget& host, const Device& device);
 
 }  // namespace layerstream

@@ -66,12 +66,11 @@ Trainer::Trainer(const LoadedConfig& config, Device& device, const StopRequest& 
   spec_ = parse_hf_config(model_config_.text, model_config_.path);
   const WeightSource source = open_weights();
   // What the engine alone needs is known before minutes go into reading data.
-  check_memory(plan_run(spec_, run, 0).ledger, host_budget(run), device_.memory_limit(), true);
+  check_memory(plan_run(spec_, run, device_, 0).ledger, host_budget(run), device_);
   read_data();
   plan_steps();
   if (source.checkpoint) adopt_state(*source.checkpoint);
-  check_memory(plan_run(spec_, run, dataset_->bytes()).ledger, host_budget(run), device_.memory_limit(),
-               true);
+  check_memory(plan_run(spec_, run, device_, dataset_->bytes()).ledger, host_budget(run), device_);
   check_disk_space();
 
   {

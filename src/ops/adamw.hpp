@@ -22,13 +22,13 @@ struct AdamWSettings {
 /// What the kernel multiplies with: computed once in double, rounded once to FP32. b1 and b2 are the FP32
 /// betas in all of them, so that the moments' weights sum to what the bias corrections say.
 struct AdamWScalars {
-  float gradient_scale;        ///< s
+  float gradient_scale;  ///< s
   float beta1, one_minus_beta1;
   float beta2, one_minus_beta2;
   float sqrt_bias_correction2;  ///< sqrt(1 − b2^t)
   float eps;
-  float minus_decay;            ///< −lr · wd
-  float minus_step_size;        ///< −lr / (1 − b1^t)
+  float minus_decay;      ///< −lr · wd
+  float minus_step_size;  ///< −lr / (1 − b1^t)
 };
 /// Throws ContractError for a step below 1.
 AdamWScalars adamw_scalars(const AdamWSettings& settings);
