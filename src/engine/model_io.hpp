@@ -28,7 +28,7 @@ struct ExportRequest {
   std::string config_json;          ///< the source model's config.json; unknown fields survive
   DType dtype = DType::bf16;        ///< bf16 (rounded to nearest even), fp16 or fp32
   /// Tokenizer and generation files are copied from here; none when empty.
-  std::filesystem::path companions_from;
+  std::filesystem::path companions_from = {};
   std::uint64_t max_shard_bytes = std::uint64_t{5} << 30;
 };
 

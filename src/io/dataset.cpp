@@ -1,6 +1,7 @@
 #include "io/dataset.hpp"
 
 #include <array>
+#include <cmath>
 
 #include "core/error.hpp"
 #include "io/byte_tokenizer.hpp"
@@ -163,6 +164,23 @@ void Dataset::drop_rows_without_targets() {
   report_.rows = num_rows();
 }
 
+namespace {
+
+/// Of the distribution that the counts estimate, in nats; 0 when all are 0.
+double entropy(std::span<const std::int64_t> counts) {
+  double sum = 0.0;
+  double weighted = 0.0;
+  for (const std::int64_t count : counts) {
+    if (count == 0) continue;
+    const double c = static_cast<double>(count);
+    sum += c;
+    weighted += c * std::log(c);
+  }
+  return sum > 0.0 ? std::log(sum) - weighted / sum : 0.0;
+}
+
+}  // namespace
+
 void Dataset::complete_report(std::int64_t cutoff_len, const std::function<void()>& poll) {
   std::vector<std::int64_t> lengths;
   lengths.reserve(store_.documents().size());
@@ -171,12 +189,13 @@ void Dataset::complete_report(std::int64_t cutoff_len, const std::function<void(
   report_.document_tokens = store_.num_tokens();
   report_.document_lengths = length_percentiles(lengths);
   report_.cutoff_len = cutoff_len;
-  report_.content_hash = hash_rows(poll);
+  read_all_rows(poll);
 }
 
-std::uint64_t Dataset::hash_rows(const std::function<void()>& poll) const {
+void Dataset::read_all_rows(const std::function<void()>& poll) {
   constexpr std::int64_t tokens_between_polls = 1 << 20;
   ContentHash hash;
+  std::vector<std::int64_t> occurrences(static_cast<std::size_t>(store_.vocab_size()), 0);
   std::int64_t unpolled = 0;
   for (std::int64_t i = 0; i < num_rows(); ++i) {
     const TokenRow row = this->row(i);
@@ -191,8 +210,12 @@ std::uint64_t Dataset::hash_rows(const std::function<void()>& poll) const {
     hash.update(std::as_bytes(std::span(row.document_starts)));
     hash.update(std::as_bytes(std::span(row.input_ids)));
     hash.update(std::as_bytes(std::span(row.targets)));
+    for (const std::int32_t target : row.targets) {
+      if (target != no_target) ++occurrences[static_cast<std::size_t>(target)];
+    }
   }
-  return hash.digest();
+  report_.content_hash = hash.digest();
+  report_.unigram_entropy = entropy(occurrences);
 }
 
 }  // namespace layerstream::io

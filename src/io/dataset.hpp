@@ -71,7 +71,7 @@ class Dataset {
   /// Also counts what the others hold.
   void drop_rows_without_targets();
   void complete_report(std::int64_t cutoff_len, const std::function<void()>& poll);
-  std::uint64_t hash_rows(const std::function<void()>& poll) const;
+  void read_all_rows(const std::function<void()>& poll);
 
   TokenStore store_;
   DatasetReport report_;

@@ -46,6 +46,7 @@ std::string DatasetReport::to_text() const {
   fmt::format_to(out, "rows: {} of up to {} tokens, {:.1f}% full: {} tokens, {} targets, {} pieces\n", rows,
                  cutoff_len, capacity > 0 ? 100.0 * static_cast<double>(tokens) / capacity : 0.0, tokens,
                  targets, pieces);
+  fmt::format_to(out, "loss of a model that knows token frequencies alone: {:.4f}\n", unigram_entropy);
   if (documents_split > 0) fmt::format_to(out, "documents split over rows: {}\n", documents_split);
   append_places(text, "documents truncated", documents_truncated,
                 fmt::format(", {} tokens lost", tokens_truncated));

@@ -47,6 +47,8 @@ struct DatasetReport {
   std::int64_t targets = 0;  ///< tokens that are predicted
   std::int64_t pieces = 0;   ///< documents or parts of one in those rows; each has a context of its own
   std::int64_t cutoff_len = 0;
+  /// Nats per target of the targets' own frequencies: the loss of a model that knows nothing else.
+  double unigram_entropy = 0.0;
 
   // What became of documents longer than a row
   std::int64_t documents_split = 0;  ///< laid into more than one row

@@ -171,7 +171,8 @@ std::vector<std::uint32_t> widened(const RawTensor& tensor) {
 
 std::vector<std::string> names_in(const fs::path& directory) {
   std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(directory)) names.push_back(entry.path().filename().string());
+  for (const auto& entry : fs::directory_iterator(directory))
+    names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -211,12 +212,12 @@ TEST_F(Refused, OneMessageListsAllThatIsMissingUnexpectedAndMisshapen) {
     typed.dtype = DType::i16;
     typed.bytes.resize(typed.bytes.size() / 2);
   });
-  EXPECT_THAT(message, AllOf(HasSubstr("missing (2)"), HasSubstr("model.layers.0.mlp.up_proj.weight"),
-                             HasSubstr("model.norm.weight"), HasSubstr("unexpected (1)"),
-                             HasSubstr("model.layers.7.mlp.up_proj.weight"),
-                             HasSubstr("of another shape or type (2)"),
-                             HasSubstr("model.layers.1.mlp.down_proj.weight: ["), HasSubstr("wants ["),
-                             HasSubstr("model.layers.1.input_layernorm.weight: i16")));
+  EXPECT_THAT(message,
+              AllOf(HasSubstr("missing (2)"), HasSubstr("model.layers.0.mlp.up_proj.weight"),
+                    HasSubstr("model.norm.weight"), HasSubstr("unexpected (1)"),
+                    HasSubstr("model.layers.7.mlp.up_proj.weight"), HasSubstr("of another shape or type (2)"),
+                    HasSubstr("model.layers.1.mlp.down_proj.weight: ["), HasSubstr("wants ["),
+                    HasSubstr("model.layers.1.input_layernorm.weight: i16")));
   EXPECT_THAT(message, HasSubstr((scratch_.path() / "model").string()));
 }
 
@@ -331,8 +332,7 @@ TEST(Exactness, EveryHalfGoesThroughLoadAndExportUnchanged) {
     slabs.for_each([&](int block, const Parameter& parameter) {
       ASSERT_TRUE(slabs.bits(block, parameter) == widened(source.at(parameter.name))) << parameter.name;
     });
-    export_model(*slabs.store,
-                 {.directory = scratch.path() / "export", .config_json = "{}", .dtype = dtype});
+    export_model(*slabs.store, {.directory = scratch.path() / "export", .config_json = "{}", .dtype = dtype});
     EXPECT_TRUE(read_tensors(scratch.path() / "export") == source) << name_of(dtype);
   }
 }
@@ -372,11 +372,10 @@ TEST(Exactness, AWeightThatTheDtypeCannotHoldIsNamedInsteadOfBecomingInfinite) {
     slabs.store->write(2, weight, 5, std::vector<float>{value});
     ScratchDirectory scratch;
     const fs::path target = scratch.path() / "export";
-    EXPECT_THAT(
-        refusal([&, dtype = dtype] {
-          export_model(*slabs.store, {.directory = target, .config_json = "{}", .dtype = dtype});
-        }),
-        AllOf(HasSubstr("element 5 of model.layers.1.mlp.down_proj.weight"), HasSubstr("fp32")));
+    EXPECT_THAT(refusal([&, dtype = dtype] {
+                  export_model(*slabs.store, {.directory = target, .config_json = "{}", .dtype = dtype});
+                }),
+                AllOf(HasSubstr("element 5 of model.layers.1.mlp.down_proj.weight"), HasSubstr("fp32")));
     EXPECT_TRUE(names_in(scratch.path()).empty());
     EXPECT_NO_THROW(
         export_model(*slabs.store, {.directory = target, .config_json = "{}", .dtype = DType::f32}));
@@ -397,23 +396,25 @@ class Export : public ::testing::Test {
   }
   ModelSpec spec_ = tiny_spec(false);
   Slabs slabs_;
-  std::string config_ = R"({"z_first": [1, {"deep": null}], "model_type": "qwen3", "torch_dtype": "bfloat16"})";
+  std::string config_ =
+      R"({"z_first": [1, {"deep": null}], "model_type": "qwen3", "torch_dtype": "bfloat16"})";
   fs::path companions_;
   ScratchDirectory scratch_;
 };
 
 TEST_F(Export, UnknownConfigKeysAndCompanionFilesSurvive) {
   companions_ = scratch_.path() / "source";
-  const std::vector<std::string> kept{"tokenizer.json", "tokenizer_config.json", "generation_config.json",
-                                      "special_tokens_map.json", "chat_template.jinja", "merges.txt"};
+  const std::vector<std::string> kept{"tokenizer.json",         "tokenizer_config.json",
+                                      "generation_config.json", "special_tokens_map.json",
+                                      "chat_template.jinja",    "merges.txt"};
   for (const std::string& name : kept) write_file(companions_ / name, name + " \xff\n");
   write_file(companions_ / "optimizer.pt", "not a part of the model");
   to(scratch_.path() / "export");
-  for (const std::string& name : kept) EXPECT_EQ(read_file(scratch_.path() / "export" / name), name + " \xff\n");
+  for (const std::string& name : kept)
+    EXPECT_EQ(read_file(scratch_.path() / "export" / name), name + " \xff\n");
   EXPECT_FALSE(fs::exists(scratch_.path() / "export/optimizer.pt"));
   const auto json = nlohmann::ordered_json::parse(read_file(scratch_.path() / "export/config.json"));
-  EXPECT_EQ(json.dump(),
-            R"({"z_first":[1,{"deep":null}],"model_type":"qwen3","torch_dtype":"float32"})");
+  EXPECT_EQ(json.dump(), R"({"z_first":[1,{"deep":null}],"model_type":"qwen3","torch_dtype":"float32"})");
 }
 
 TEST_F(Export, ShardsHoldAtMostTheirLimitAndAnIndexThatIsRight) {

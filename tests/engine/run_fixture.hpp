@@ -19,20 +19,11 @@ namespace layerstream::test {
 
 /// config.json of a model small enough to train in milliseconds, with room for byte tokens.
 inline nlohmann::ordered_json small_model_json(bool tied = true) {
-  return {{"model_type", "qwen3"},
-          {"vocab_size", 260},
-          {"hidden_size", 32},
-          {"intermediate_size", 48},
-          {"num_hidden_layers", 3},
-          {"num_attention_heads", 4},
-          {"num_key_value_heads", 2},
-          {"head_dim", 8},
-          {"max_position_embeddings", 256},
-          {"initializer_range", 0.1},
-          {"rms_norm_eps", 1e-6},
-          {"rope_theta", 10000.0},
-          {"tie_word_embeddings", tied},
-          {"torch_dtype", "float32"}};
+  return {{"model_type", "qwen3"},       {"vocab_size", 260},       {"hidden_size", 32},
+          {"intermediate_size", 48},     {"num_hidden_layers", 3},  {"num_attention_heads", 4},
+          {"num_key_value_heads", 2},    {"head_dim", 8},           {"max_position_embeddings", 256},
+          {"initializer_range", 0.1},    {"rms_norm_eps", 1e-6},    {"rope_theta", 10000.0},
+          {"tie_word_embeddings", tied}, {"torch_dtype", "float32"}};
 }
 
 /// ASCII words; a function of the seed.
@@ -40,8 +31,8 @@ inline std::string text_of_words(std::size_t bytes, std::uint64_t seed) {
   std::string text;
   for (std::uint64_t i = 0; text.size() < bytes; ++i) {
     const auto word = static_cast<std::size_t>(uniform_at(seed, 3, i) * 12.0);
-    static const char* const words[] = {"the",  "layer", "streams", "its",  "weights", "to",
-                                        "a",    "slot",  "and",     "then", "forgets", "them"};
+    static const char* const words[] = {"the", "layer", "streams", "its",  "weights", "to",
+                                        "a",   "slot",  "and",     "then", "forgets", "them"};
     text += words[word];
     text += i % 11 == 10 ? ".\n" : " ";
   }
@@ -97,8 +88,8 @@ class RunFiles {
 class TestRun {
  public:
   explicit TestRun(const RunConfig& run, const EngineDiagnostics& diagnostics = {})
-      : trainer_(std::make_unique<Trainer>(LoadedConfig{.run = run, .origins = {}}, device_, stop_, Log(lines_),
-                                           diagnostics)) {}
+      : trainer_(std::make_unique<Trainer>(LoadedConfig{.run = run, .origins = {}}, device_, stop_,
+                                           Log(lines_), diagnostics)) {}
   Trainer& operator*() { return *trainer_; }
   Trainer* operator->() { return trainer_.get(); }
   StopRequest& stop() { return stop_; }

@@ -31,7 +31,8 @@ struct Outcome {
 };
 
 Outcome outcome(TestRun& run, const RunConfig& config) {
-  return {run.slabs(), metrics_lines(config.output_dir), run->state().applied_steps, run->state().tokens_seen};
+  return {run.slabs(), metrics_lines(config.output_dir), run->state().applied_steps,
+          run->state().tokens_seen};
 }
 
 Outcome train_to_the_end(const RunConfig& config) {
@@ -49,7 +50,9 @@ struct Placement {
   std::function<void(RunConfig&)> turn;
 };
 
-void PrintTo(const Placement& placement, std::ostream* stream) { *stream << placement.name; }
+void PrintTo(const Placement& placement, std::ostream* stream) {
+  *stream << placement.name;
+}
 
 class Resume : public ::testing::TestWithParam<Placement> {
  protected:
@@ -77,27 +80,26 @@ TEST_P(Resume, ContinuesBitForBitFromEveryStepWithOtherPlacement) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Placements, Resume,
-    ::testing::Values(Placement{"same", [](RunConfig&) {}},
-                      Placement{"other_slots_threads_and_accumulation",
-                                [](RunConfig& run) {
-                                  run.weight_slots = 4;
-                                  run.optimizer_threads = 2;
-                                  run.per_device_train_batch_size = 4;
-                                  run.gradient_accumulation_steps = 1;
-                                }},
-                      Placement{"coherent_backend",
-                                [](RunConfig& run) {
-                                  run.backend = BackendChoice::coherent;
-                                  run.allow_emulation = true;
-                                }},
-                      Placement{"activations_saved_on_device",
-                                [](RunConfig& run) {
-                                  run.activation_policy = ActivationPolicy::all;
-                                  run.activations_on_host = false;
-                                }}),
-    [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Placements, Resume,
+                         ::testing::Values(Placement{"same", [](RunConfig&) {}},
+                                           Placement{"other_slots_threads_and_accumulation",
+                                                     [](RunConfig& run) {
+                                                       run.weight_slots = 4;
+                                                       run.optimizer_threads = 2;
+                                                       run.per_device_train_batch_size = 4;
+                                                       run.gradient_accumulation_steps = 1;
+                                                     }},
+                                           Placement{"coherent_backend",
+                                                     [](RunConfig& run) {
+                                                       run.backend = BackendChoice::coherent;
+                                                       run.allow_emulation = true;
+                                                     }},
+                                           Placement{"activations_saved_on_device",
+                                                     [](RunConfig& run) {
+                                                       run.activation_policy = ActivationPolicy::all;
+                                                       run.activations_on_host = false;
+                                                     }}),
+                         [](const auto& info) { return info.param.name; });
 
 TEST_F(Resume, SavingEveryStepChangesNothing) {
   const Outcome expected = train_to_the_end(files_.config("straight"));
@@ -280,8 +282,9 @@ TEST_F(Refusal, ALossyResumeIsRefusedWithFileAndTensor) {
     const std::string victim = "model.layers.1.mlp.up_proj.weight" + part;
     const fs::path dropped = files_.path("dropped" + part);
     copy_checkpoint(good, dropped, [&](std::string& name, DType&) { return name != victim; });
-    EXPECT_THAT(refusal<FileError>([&] { TestRun run(resumed(dropped)); }),
-                AllOf(HasSubstr(victim), HasSubstr("block-00002.safetensors"), HasSubstr("cannot be resumed")));
+    EXPECT_THAT(
+        refusal<FileError>([&] { TestRun run(resumed(dropped)); }),
+        AllOf(HasSubstr(victim), HasSubstr("block-00002.safetensors"), HasSubstr("cannot be resumed")));
   }
   for (const std::string part : {"/exp_avg", "/exp_avg_sq"}) {
     const std::string victim = "model.layers.1.mlp.up_proj.weight" + part;
@@ -301,15 +304,17 @@ TEST_F(Refusal, AnOutputDirectoryWithCheckpointsIsNotOverwritten) {
 }
 
 TEST_F(Refusal, ANamedCheckpointThatIsNotThereIsNamed) {
-  EXPECT_THAT(after([&](RunConfig& run) { run.resume_from_checkpoint = files_.path("out/checkpoint-99").string(); }),
-              HasSubstr("checkpoint-99"));
+  EXPECT_THAT(
+      after([&](RunConfig& run) { run.resume_from_checkpoint = files_.path("out/checkpoint-99").string(); }),
+      HasSubstr("checkpoint-99"));
 }
 
 TEST_F(Refusal, TooLittleDiskForTheCheckpointsToComeIsFoundBeforeAnythingIsMade) {
   RunConfig config = files_.config();
   config.max_steps = 2'000'000'000;
   config.save_steps = 1;
-  EXPECT_THAT(refusal<ResourceError>([&] { TestRun run(config); }), AllOf(HasSubstr("checkpoints need"), HasSubstr("free")));
+  EXPECT_THAT(refusal<ResourceError>([&] { TestRun run(config); }),
+              AllOf(HasSubstr("checkpoints need"), HasSubstr("free")));
   EXPECT_FALSE(fs::exists(config.output_dir));
   config.save_total_limit = 2;
   EXPECT_NO_THROW(TestRun run(config));
@@ -333,9 +338,9 @@ TEST_F(Refusal, TooLittleMemoryIsFoundBeforeAnythingIsMade) {
 TEST_F(Refusal, WeightsThatDoNotFitTheConfigurationAreFoundBeforeAnythingIsMade) {
   const RunConfig fresh = files_.config("source");
   TestRun source(fresh);
-  export_model(source->engine().parameters(), {.directory = files_.path("weights"),
-                                               .config_json = small_model_json().dump(),
-                                               .dtype = DType::f32});
+  export_model(
+      source->engine().parameters(),
+      {.directory = files_.path("weights"), .config_json = small_model_json().dump(), .dtype = DType::f32});
   auto model = small_model_json();
   model["intermediate_size"] = 64;
   write_text(files_.path("weights/config.json"), model.dump());
@@ -480,7 +485,8 @@ TEST_F(Run, SevenRowsAtAccumulationFourAreTwoCorrectSteps) {
     }
     EXPECT_EQ(rows.size(), step == 0 ? 4U : 3U);
     const double loss = engine.evaluate(rows) / static_cast<double>(targets);
-    engine.train_step(rows, {.adamw = {.learning_rate = 1e-2, .weight_decay = 0.1, .step = step + 1}, .max_grad_norm = 1.0});
+    engine.train_step(rows, {.adamw = {.learning_rate = 1e-2, .weight_decay = 0.1, .step = step + 1},
+                             .max_grad_norm = 1.0});
     const StepResult result = run->step();
     EXPECT_EQ(result.num_targets, targets);
     EXPECT_EQ(result.loss, loss);
@@ -535,7 +541,8 @@ TEST_F(Run, ASkippedStepBetweenGoodOnesCountsAsTakenButNotAsApplied) {
   TestRun run(config);
   run->step();
   run->engine().apply_pending();
-  const float good = merge(run->engine().parameters().slab(0).hi[' ' * 32], run->engine().parameters().slab(0).lo[' ' * 32]);
+  const float good =
+      merge(run->engine().parameters().slab(0).hi[' ' * 32], run->engine().parameters().slab(0).lo[' ' * 32]);
   poison_embedding(*run, std::numeric_limits<float>::infinity());
   EXPECT_FALSE(run->step().applied);
   EXPECT_EQ(run->state().skipped_in_row, 1);
@@ -544,21 +551,23 @@ TEST_F(Run, ASkippedStepBetweenGoodOnesCountsAsTakenButNotAsApplied) {
   EXPECT_EQ(run->state().skipped_in_row, 0);
   EXPECT_EQ(run->state().global_step, 3);
   EXPECT_EQ(run->state().applied_steps, 2);
-  EXPECT_THAT(metrics_lines(config.output_dir)[1], AllOf(HasSubstr(R"("loss":null)"), HasSubstr(R"("applied":false)")));
+  EXPECT_THAT(metrics_lines(config.output_dir)[1],
+              AllOf(HasSubstr(R"("loss":null)"), HasSubstr(R"("applied":false)")));
 }
 
 TEST_F(Run, TheLogSaysWhatTheDataAreLineByLine) {
   TestRun run(files_.config());
-  EXPECT_THAT(run.log(), AllOf(HasSubstr("data: read: 1 text files"), HasSubstr("data: rows: 20 of up to 32 tokens"),
-                               HasSubstr("memory:   host    total")));
+  EXPECT_THAT(run.log(),
+              AllOf(HasSubstr("data: read: 1 text files"), HasSubstr("data: rows: 20 of up to 32 tokens"),
+                    HasSubstr("memory:   host    total")));
 }
 
 TEST_F(Run, PlainTextForAModelWithATokenizerOfItsOwnIsWarnedAbout) {
   {
     TestRun source(files_.config("source"));
-    export_model(source->engine().parameters(), {.directory = files_.path("weights"),
-                                                 .config_json = small_model_json().dump(),
-                                                 .dtype = DType::f32});
+    export_model(
+        source->engine().parameters(),
+        {.directory = files_.path("weights"), .config_json = small_model_json().dump(), .dtype = DType::f32});
   }
   RunConfig config = files_.config();
   config.config_name.clear();
@@ -569,7 +578,8 @@ TEST_F(Run, PlainTextForAModelWithATokenizerOfItsOwnIsWarnedAbout) {
   }
   write_text(files_.path("weights/tokenizer.json"), "{}");
   TestRun run(config);
-  EXPECT_THAT(run.log(), AllOf(HasSubstr("warning"), HasSubstr("byte tokens, which mean nothing to " + config.model_name_or_path)));
+  EXPECT_THAT(run.log(), AllOf(HasSubstr("warning"),
+                               HasSubstr("byte tokens, which mean nothing to " + config.model_name_or_path)));
 }
 
 TEST_F(Run, AStopWhileReadingDataOrLoadingWeightsIsHonoured) {

@@ -456,8 +456,8 @@ class NonFinite : public EveryUpdateMode {
   StepResult step(TrainedModel& model, int number) const {
     return model.engine.train_step(rows(static_cast<std::uint64_t>(number)), step_settings(run_, number));
   }
-  /// One step that goes well and one that must not count, then further ones; all must be as if the bad one had
-  /// never been.
+  /// One step that goes well and one that must not count, then further ones; all must be as if the bad one
+  /// had never been.
   /// @param damage, repair of the weights around the bad step
   template <class Damage, class Repair>
   void expect_skipped(const Damage& damage, const Repair& repair) {

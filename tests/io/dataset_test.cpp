@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "core/error.hpp"
 #include "data_files.hpp"
 #include "io/byte_tokenizer.hpp"
@@ -274,6 +276,14 @@ TEST_F(DatasetTest, ReportCountsDocumentLengthsBeforeCutting) {
   EXPECT_THAT(dataset.report().to_text(),
               AllOf(HasSubstr("min 10, p50 10, p90 100, p99 100, max 100"), HasSubstr("80 tokens lost"),
                     HasSubstr("rows: 2 of up to 20 tokens, 75.0% full: 30 tokens, 28 targets, 2 pieces")));
+}
+
+TEST_F(DatasetTest, ReportTellsTheEntropyOfTargetFrequencies) {
+  // Targets: b, b, a, end of document: frequencies 1/2, 1/4, 1/4.
+  const Dataset dataset = Dataset::load(options({data_.write("a", "xbba")}, 8));
+  EXPECT_NEAR(dataset.report().unigram_entropy, 1.5 * std::log(2.0), 1e-14);
+  // A row of "aaaa"; the end of the document begins a row of its own, which has no target.
+  EXPECT_EQ(Dataset::load(options({data_.write("b", "aaaa")}, 4)).report().unigram_entropy, 0.0);
 }
 
 TEST_F(DatasetTest, RowOutOfRangeIsAContractError) {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
@@ -98,6 +97,9 @@ class DecoderHarness {
         sin_(DType::f64, {plan_.max_position, layer.spec.head_dim / 2}) {
     for (const Chunk& chunk : plan_.chunks) longest_chunk_ = std::max(longest_chunk_, chunk.num_tokens);
     for (const ChunkGroup& group : plan_.groups) longest_group_ = std::max(longest_group_, group.num_tokens);
+    // Of exactly the promised size.
+    workspace_.emplace(DType::u8,
+                       Shape{static_cast<std::int64_t>(decoder_workspace(layer.spec, longest_chunk_, DType::f64))});
     for (std::int64_t t = 0; t < plan_.num_tokens(); ++t) {
       positions_.set(t, plan_.positions[static_cast<std::size_t>(t)]);
     }
@@ -254,12 +256,9 @@ class DecoderHarness {
                                        .dattention = head_rows(scratch.dattention),
                                        .dquery = head_rows(scratch.dquery),
                                        .dquery_key_value = head_rows(scratch.dquery_key_value)}};
-    // A fresh, poisoned workspace of exactly the promised size.
-    OwnedTensor workspace(DType::u8,
-                          {static_cast<std::int64_t>(decoder_workspace(spec, longest_chunk_, DType::f64))});
     function(ops::Context{.stream = StreamView::host(),
-                          .workspace = workspace.view().data(),
-                          .workspace_bytes = workspace.bytes()},
+                          .workspace = workspace_->view().data(),
+                          .workspace_bytes = workspace_->bytes()},
              pass);
   }
 
@@ -268,6 +267,7 @@ class DecoderHarness {
   OwnedTensor positions_, cos_, sin_;
   std::int64_t longest_chunk_ = 0;
   std::int64_t longest_group_ = 0;
+  std::optional<OwnedTensor> workspace_;
   std::vector<OwnedTensor> memory_;
 };
 

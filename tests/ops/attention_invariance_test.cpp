@@ -17,8 +17,7 @@ namespace {
 
 using ops::AttentionSegment;
 
-/// Forward and backward of `segments` with rows [first, first + count) of queries and the keys from
-/// `first_key` on, into the same rows of the outputs.
+/// The rows of queries and keys that one call sees, and whose rows of the outputs it writes.
 struct Rows {
   std::int64_t first_query, num_queries, first_key, num_keys;
 };
@@ -133,6 +132,22 @@ TEST_P(PackedAttention, ADocumentInAPackIsBitwiseTheDocumentAlone) {
 INSTANTIATE_TEST_SUITE_P(DTypes, PackedAttention, ::testing::Values(DType::f64, DType::f32, DType::bf16),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
+TEST(SharedKeys, AreAddedToInTheOrderOfSegments) {
+  constexpr std::int64_t count = 48, queries = 16, keys = 200;
+  AttentionCase c{"", 2, 1, 8, count * queries, keys, {}};
+  for (std::int64_t i = 0; i < count; ++i) c.segments.push_back({i * queries, queries, 0, keys - i % 3});
+  AttentionTensors together(c, DType::f32), in_turn(c, DType::f32);
+  both(c, together);
+  for (const AttentionSegment& segment : c.segments) {
+    const Rows rows{segment.first_query, queries, 0, keys};
+    const std::array alone{AttentionSegment{0, queries, 0, segment.num_keys}};
+    forward(c, in_turn, rows, alone);
+    backward(c, in_turn, rows, alone);
+  }
+  EXPECT_TRUE(together.dk.same_bits(in_turn.dk));
+  EXPECT_TRUE(together.dv.same_bits(in_turn.dv));
+}
+
 TEST(AttentionWorkspace, IsTheSameForEveryLengthAndIsEnough) {
   // Scratch is exactly as large as asked for, so the address sanitizer sees a write past it.
   for (const std::int64_t length : {1, 64, 1000}) {
@@ -171,9 +186,9 @@ TEST(AttentionThreads, PrintBits) {
 std::string bits_with(int openmp_threads, int kokkos_threads) {
   const std::string program = std::filesystem::read_symlink("/proc/self/exe");
   const std::string command = fmt::format(
-      "OMP_NUM_THREADS={} OMP_PROC_BIND=false '{}' --gtest_filter=AttentionThreads.PrintBits "
-      "--kokkos-num-threads={} 2>&1",
-      openmp_threads, program, kokkos_threads);
+      "OMP_NUM_THREADS={} KOKKOS_NUM_THREADS={} OMP_PROC_BIND=false '{}' "
+      "--gtest_filter=AttentionThreads.PrintBits 2>&1",
+      openmp_threads, kokkos_threads, program);
   std::FILE* pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) return "popen failed";
   std::string output;

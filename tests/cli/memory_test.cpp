@@ -1,0 +1,85 @@
+// The high-water mark of a whole process against its plan: load, training, save and resume.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "engine/checkpoint_io.hpp"
+#include "engine/memory_plan.hpp"
+#include "engine/model_io.hpp"
+#include "model/hf_config.hpp"
+#include "program_files.hpp"
+
+namespace layerstream::test {
+namespace {
+
+/// 16 M parameters: some 300 MB of state and gradients.
+nlohmann::ordered_json model_json() {
+  auto model = small_model_json(false);
+  model["vocab_size"] = 4096;
+  model["hidden_size"] = 512;
+  model["intermediate_size"] = 1024;
+  model["num_hidden_layers"] = 6;
+  model["num_attention_heads"] = 8;
+  model["head_dim"] = 64;
+  model["torch_dtype"] = "bfloat16";
+  return model;
+}
+
+class PeakMemory : public ::testing::Test {
+ protected:
+  PeakMemory() {
+    files_.write_model(model_json());
+    RunConfig config = files_.config();
+    config.per_device_train_batch_size = 8;
+    config.gradient_accumulation_steps = 1;
+    config.compute_dtype = DType::bf16;
+    files_.write_config(config);
+  }
+
+  /// "process peak in this build": what the plan says.
+  std::size_t planned(const std::vector<std::string>& overrides = {}) {
+    const ChildResult result = files_.run("plan", overrides);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    std::size_t total = 0;
+    std::istringstream lines(result.out);
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream words(line);
+      std::string space, component, number;
+      words >> space >> component;
+      while (words >> number) {
+      }
+      if (component == "total") total += std::stoull(number);
+    }
+    EXPECT_GT(total, std::size_t{200} << 20) << result.out;
+    return total;
+  }
+
+  void expect_as_planned(const ChildResult& result, std::size_t plan) {
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_LE(result.peak_bytes, plan + transit_bytes)
+        << format_bytes(result.peak_bytes) << " of " << format_bytes(plan);
+    // And no more is asked for than is used: 5% of the plan.
+    EXPECT_GE(result.peak_bytes, plan - plan / 20)
+        << format_bytes(result.peak_bytes) << " of " << format_bytes(plan);
+  }
+  ProgramFiles files_;
+};
+
+TEST_F(PeakMemory, OfTrainingSavingResumingAndLoadingIsThePlan) {
+  const std::size_t plan = planned();
+  expect_as_planned(files_.run("train", {"max_steps=1"}), plan);
+  expect_as_planned(files_.run("train", {"max_steps=2", "save_steps=1", "resume_from_checkpoint=auto"}),
+                    plan);
+
+  const ChildResult exported =
+      run_program({"export", "--checkpoint", files_.path("out/checkpoint-2").string(), "--output",
+                   files_.path("weights").string()});
+  ASSERT_EQ(exported.exit_code, 0) << exported.err;
+  const std::vector<std::string> loaded{
+      "config_name=", "model_name_or_path=" + files_.path("weights").string(),
+      "output_dir=" + files_.path("second").string(), "max_steps=1"};
+  expect_as_planned(files_.run("train", loaded), planned(loaded));
+}
+
+}  // namespace
+}  // namespace layerstream::test

@@ -1,0 +1,142 @@
+// SIGTERM and SIGUSR1 in every phase of a run: exit code 75, and a checkpoint as soon as there is something
+// to keep.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "engine/checkpoint_io.hpp"
+#include "engine/model_io.hpp"
+#include "program_files.hpp"
+
+namespace layerstream::test {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class Signals : public ::testing::TestWithParam<int> {
+ protected:
+  /// Starts a run, sends the signal once standard error holds `line`, and waits for its end.
+  ChildResult stopped_at(const std::string& line, const std::vector<std::string>& overrides) {
+    Child child(files_.arguments("train", overrides));
+    EXPECT_TRUE(child.wait_for(line)) << line;
+    child.signal(GetParam());
+    const ChildResult result = child.finish();
+    EXPECT_EQ(result.killed_by, 0);
+    EXPECT_EQ(result.exit_code, exit_code::interrupted) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(GetParam() == SIGTERM  ? "SIGTERM"
+                                      : GetParam() == SIGINT ? "SIGINT"
+                                                             : "SIGUSR1"));
+    return result;
+  }
+  /// Nothing in the output directory but complete checkpoints and metrics.
+  std::vector<io::FoundCheckpoint> checkpoints() {
+    std::vector<std::string> incomplete;
+    const auto found = io::find_checkpoints(files_.path("out"), &incomplete);
+    EXPECT_TRUE(incomplete.empty());
+    for (const std::string& name : names_in(files_.path("out"))) EXPECT_THAT(name, Not(HasSubstr(".tmp")));
+    for (const io::FoundCheckpoint& checkpoint : found) {
+      io::CheckpointReader(checkpoint.path, io::Verify::hashes);
+    }
+    return found;
+  }
+  void expect_resume(std::int64_t from, std::int64_t to) {
+    const ChildResult result =
+        files_.run("train", {"resume_from_checkpoint=auto", fmt::format("max_steps={}", to)});
+    EXPECT_EQ(result.exit_code, exit_code::success) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(fmt::format("at step {} of {}", from, to)));
+    EXPECT_EQ(metrics_lines(files_.path("out")).size(), static_cast<std::size_t>(to));
+  }
+  ProgramFiles files_;
+};
+
+INSTANTIATE_TEST_SUITE_P(All, Signals, ::testing::Values(SIGTERM, SIGUSR1, SIGINT), [](const auto& info) {
+  return std::string(info.param == SIGTERM ? "SIGTERM" : info.param == SIGINT ? "SIGINT" : "SIGUSR1");
+});
+
+TEST_P(Signals, WhileReadingDataNothingIsMade) {
+  std::string text = text_of_words(1 << 20, 1);
+  for (int i = 0; i < 6; ++i) text += text;
+  write_text(files_.path("data.txt"), text);  // 64 MiB
+  const ChildResult result = stopped_at("kernels: ", {});
+  EXPECT_THAT(result.err, HasSubstr("while reading the training data"));
+  EXPECT_FALSE(fs::exists(files_.path("out")));
+}
+
+/// 20 M parameters in few large blocks.
+nlohmann::ordered_json large_model() {
+  auto model = small_model_json();
+  model["hidden_size"] = 256;
+  model["intermediate_size"] = 2048;
+  model["num_hidden_layers"] = 12;
+  return model;
+}
+
+TEST_P(Signals, WhileWeightsAreMadeOrLoadedNothingIsSaved) {
+  files_.write_model(large_model());
+  const ChildResult fresh = stopped_at("output: ", {});
+  EXPECT_THAT(fresh.err, AllOf(HasSubstr("while loading weights"), Not(HasSubstr("step 1/"))));
+  EXPECT_TRUE(checkpoints().empty());
+
+  const ChildResult trained = files_.run("train", {"max_steps=1"});
+  ASSERT_EQ(trained.exit_code, exit_code::success) << trained.err;
+  const ChildResult resumed = stopped_at("output: ", {"resume_from_checkpoint=auto"});
+  EXPECT_THAT(resumed.err, HasSubstr("while loading weights"));
+  ASSERT_EQ(checkpoints().size(), 1U);
+  expect_resume(1, 2);
+}
+
+TEST_P(Signals, DuringTheFirstStepItIsFinishedAndKept) {
+  auto model = small_model_json();
+  model["num_hidden_layers"] = 8;
+  files_.write_model(model);
+  // Steps of about 0.2 s: 32 x 32 tokens through 8 layers, again and again.
+  const ChildResult result =
+      stopped_at("fresh weights", {"gradient_accumulation_steps=400", "warmup_steps=4"});
+  EXPECT_THAT(result.err, AllOf(HasSubstr("stopped after step"), HasSubstr("resume_from_checkpoint: auto")));
+  // Before the first step began, or when it was done.
+  const auto found = checkpoints();
+  ASSERT_LE(found.size(), 1U);
+  if (!found.empty()) EXPECT_LE(found.back().step, 2);
+}
+
+TEST_P(Signals, WhileTrainingTheStepIsFinishedAndKept) {
+  stopped_at("step 3/", {"max_steps=1000000"});
+  const auto found = checkpoints();
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_GE(found.back().step, 3);
+  expect_resume(found.back().step, found.back().step + 2);
+}
+
+TEST_P(Signals, WhileSavingTheSaveIsFinished) {
+  files_.write_model(large_model());
+  // The save of step 1 begins as soon as its line is out.
+  const ChildResult result = stopped_at("step 1/", {"save_steps=1", "save_total_limit=2"});
+  const auto found = checkpoints();
+  ASSERT_FALSE(found.empty());
+  EXPECT_LE(found.back().step, 2);
+  EXPECT_THAT(result.err, HasSubstr("saved "));
+  expect_resume(found.back().step, found.back().step + 1);
+}
+
+TEST(KilledWhileSaving, TheNewestCompleteCheckpointResumes) {
+  ProgramFiles files;
+  files.write_model(large_model());
+  Child child(files.arguments("train", {"save_steps=1"}));
+  ASSERT_TRUE(child.wait_for("saved "));
+  ASSERT_TRUE(child.wait_for("step 2/"));
+  child.signal(SIGKILL);
+  EXPECT_EQ(child.finish().killed_by, SIGKILL);
+  const auto newest = io::newest_complete(files.path("out"));
+  ASSERT_TRUE(newest);
+  const ChildResult result =
+      files.run("train", {"resume_from_checkpoint=auto", fmt::format("max_steps={}", newest->step + 1)});
+  EXPECT_EQ(result.exit_code, exit_code::success) << result.err;
+  EXPECT_THAT(result.err, HasSubstr(fmt::format("at step {} of", newest->step)));
+  for (const std::string& name : names_in(files.path("out"))) EXPECT_THAT(name, Not(HasSubstr(".tmp")));
+}
+
+}  // namespace
+}  // namespace layerstream::test
