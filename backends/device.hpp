@@ -37,8 +37,8 @@ class Device {
   virtual std::unique_ptr<Event> make_event() = 0;
   /// Blocks until all streams have done what was ordered on them (between steps only).
   virtual void synchronize() = 0;
-  /// Device memory is filled with a byte that reads as NaN in fp32 and bf16 (diagnostics; blocks).
-  virtual void poison(void* data, std::size_t bytes) = 0;
+  /// Fills device memory with a byte that reads as NaN in fp32 and bf16 (diagnostics). Ordered on `stream`.
+  virtual void poison(void* data, std::size_t bytes, StreamView stream) = 0;
 };
 
 }  // namespace layerstream

@@ -2,7 +2,6 @@
 
 #include <numa.h>
 #include <numaif.h>
-#include <spdlog/spdlog.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -80,13 +79,7 @@ class Progress {
     done_ += bytes;
     const auto now = std::chrono::steady_clock::now();
     if (done_ < total_ && now - last_ < options_.progress_interval) return;
-    if (options_.progress) {
-      options_.progress(done_, total_);
-    } else if (done_ < total_ || reported_) {
-      spdlog::info("{}: {} of {} of host memory ready", options_.component, format_bytes(done_),
-                   format_bytes(total_));
-    }
-    reported_ = true;
+    if (options_.progress) options_.progress(done_, total_);
     last_ = now;
   }
 
@@ -95,7 +88,6 @@ class Progress {
   const HostRegionOptions& options_;
   std::mutex mutex_;
   std::size_t done_ = 0;
-  bool reported_ = false;
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 

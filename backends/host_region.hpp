@@ -20,7 +20,7 @@ struct HostRegionOptions {
   /// Bytes that may be taken (`host_memory_limit`); else HostMemoryProbe is asked.
   std::optional<std::uint64_t> available_bytes = {};
   /// Called while pages are touched, at least every `progress_interval` plus the time of one 64 MiB piece
-  /// and once at the end, by one thread at a time; else a log line is written, if it takes that long.
+  /// and once at the end, by one thread at a time. May throw: then nothing is held.
   std::function<void(std::size_t bytes_done, std::size_t bytes_total)> progress = {};
   std::chrono::milliseconds progress_interval{2000};
 };

@@ -10,7 +10,13 @@ namespace {
 
 class SimulatedRegion final : public DeviceRegion {
  public:
-  SimulatedRegion(std::size_t bytes, std::atomic<std::size_t>& used) : region_(bytes, {}), used_(used) {}
+  SimulatedRegion(std::size_t bytes, std::size_t limit, std::atomic<std::size_t>& used)
+      : region_(bytes, {.component = "simulated device",
+                        .numa_node = {},
+                        .pool = nullptr,
+                        .available_bytes = limit,
+                        .progress = {}}),
+        used_(used) {}
   ~SimulatedRegion() override { used_ -= region_.bytes(); }
   SimulatedRegion(const SimulatedRegion&) = delete;
   SimulatedRegion& operator=(const SimulatedRegion&) = delete;
@@ -38,7 +44,8 @@ class LatchEvent final : public Event {
   enum class State : std::uint8_t { pending, recorded, abandoned };
 
   void settle(State state) {
-    state_ = state;
+    State expected = State::pending;  // what came first stays
+    state_.compare_exchange_strong(expected, state);
     state_.notify_all();
   }
 
@@ -52,17 +59,17 @@ std::string SimulatedDevice::description() const {
 }
 
 std::unique_ptr<DeviceRegion> SimulatedDevice::allocate(std::size_t bytes) {
-  const std::size_t before = used_.fetch_add(bytes);
-  if (before + bytes > memory_limit_) {
-    used_ -= bytes;
-    throw ResourceError(
-        fmt::format("device memory: {} wanted after {} in use, limit {}; raise device_memory_limit or lower "
-                    "chunk_tokens, "
-                    "cutoff_len or weight_slots",
-                    format_bytes(bytes), format_bytes(before), format_bytes(memory_limit_)));
-  }
+  std::size_t before = used_;
+  do {
+    if (bytes > memory_limit_ - before) {
+      throw ResourceError(
+          fmt::format("device memory: {} wanted after {} in use, limit {}; raise device_memory_limit or "
+                      "lower chunk_tokens, cutoff_len or weight_slots",
+                      format_bytes(bytes), format_bytes(before), format_bytes(memory_limit_)));
+    }
+  } while (!used_.compare_exchange_weak(before, before + bytes));
   try {
-    return std::make_unique<SimulatedRegion>(bytes, used_);
+    return std::make_unique<SimulatedRegion>(bytes, memory_limit_, used_);
   } catch (...) {
     used_ -= bytes;
     throw;
@@ -73,7 +80,7 @@ std::unique_ptr<Event> SimulatedDevice::make_event() {
   return std::make_unique<LatchEvent>();
 }
 
-void SimulatedDevice::poison(void* data, std::size_t bytes) {
+void SimulatedDevice::poison(void* data, std::size_t bytes, StreamView) {
   std::memset(data, 0xff, bytes);
 }
 

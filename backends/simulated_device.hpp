@@ -20,7 +20,7 @@ class SimulatedDevice final : public Device {
   Link& link() override { return link_; }
   std::unique_ptr<Event> make_event() override;
   void synchronize() override {}
-  void poison(void* data, std::size_t bytes) override;
+  void poison(void* data, std::size_t bytes, StreamView stream) override;
 
  private:
   std::size_t memory_limit_;

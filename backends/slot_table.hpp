@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <mutex>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "backends/memory_backend.hpp"
@@ -31,8 +32,11 @@ class SlotTable {
     int block = -1;  ///< −1: free
     std::int64_t version = 0;
     WeightBinding binding;
+
+    std::string describe() const;  ///< "is free", "holds block 3 version 7"
   };
-  const Slot& at(int slot) const;
+  /// @param wanted what the caller is about, for the message.
+  const Slot& at(int slot, const std::string& wanted) const;
 
   mutable std::mutex mutex_;
   std::vector<Slot> slots_;

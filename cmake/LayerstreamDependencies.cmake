@@ -32,6 +32,10 @@ if(NOT Kokkos_FOUND)
   FetchContent_MakeAvailable(Kokkos)
 endif()
 message(STATUS "Kokkos ${Kokkos_VERSION}")
+if(LAYERSTREAM_ENABLE_CUDA AND NOT Kokkos_ENABLE_CUDA)
+  message(FATAL_ERROR "LAYERSTREAM_ENABLE_CUDA needs a Kokkos built with CUDA; this one has ${Kokkos_DEVICES}. "
+                      "Set Kokkos_ROOT to one, or CMAKE_DISABLE_FIND_PACKAGE_Kokkos=ON to build the pinned release")
+endif()
 
 if(LAYERSTREAM_BUILD_TESTS)
   find_package(GTest REQUIRED)

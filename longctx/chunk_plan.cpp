@@ -91,9 +91,6 @@ ChunkBounds chunk_bounds(std::int64_t max_rows, std::int64_t max_row_tokens, std
   bounds.tokens = max_rows * max_row_tokens;
   bounds.chunk_tokens = std::min(chunk_tokens, bounds.tokens);
   bounds.group_tokens = std::max(bounds.chunk_tokens, max_row_tokens);
-  // Shorter rows can only join more of them into a chunk, so full rows bound the number of chunks,
-  // except that a row one token over a chunk's size leaves two.
-  bounds.chunks = max_rows * ((max_row_tokens + chunk_tokens - 1) / chunk_tokens);
   return bounds;
 }
 

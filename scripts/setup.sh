@@ -100,11 +100,10 @@ CMAKE
   elif [ "$(sha256sum "$archive" | cut -d ' ' -f 1)" != "$sha" ]; then
     echo "setup.sh: what was downloaded from $url is not the pinned Kokkos release (SHA-256 differs); not used" >&2
   else
-    rm -rf .deps/unpacked
-    mkdir .deps/unpacked
-    tar -xzf "$archive" -C .deps/unpacked --strip-components=1
-    mv .deps/unpacked "$source"
-    good=1
+    # set -e is off here: this function is called as a condition.
+    rm -rf .deps/unpacked && mkdir .deps/unpacked &&
+      tar -xzf "$archive" -C .deps/unpacked --strip-components=1 &&
+      mv .deps/unpacked "$source" && good=1
   fi
   rm -f .deps/download.cmake "$archive"
   [ "$good" = 1 ]

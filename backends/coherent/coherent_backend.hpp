@@ -1,38 +1,21 @@
 #pragma once
 
-#include "backends/link.hpp"
-#include "backends/memory_backend.hpp"
-#include "backends/slot_table.hpp"
+#include "backends/slot_backend.hpp"
 
 namespace layerstream {
 
 /// The device reads host memory by itself. Matrices that meet a GEMM are promoted into a slot by a copy
 /// that is ordered like a kernel; tables whose rows are gathered, and vectors, are used where they lie.
-class CoherentBackend final : public MemoryBackend {
+class CoherentBackend final : public SlotBackend {
  public:
   /// @param link promotes matrices and moves gradients and activations; outlives the backend.
-  explicit CoherentBackend(Link& link) : link_(link) {}
+  explicit CoherentBackend(Link& link) : SlotBackend(link) {}
 
   std::string name() const override { return "coherent"; }
   Lane fetch_lane() const override { return Lane::compute; }
   std::size_t slot_bytes(const BlockSource& source) const override;
-  void attach_slots(std::span<void* const> slots, std::size_t bytes) override { table_.attach(slots, bytes); }
   void fetch(int slot, int block, std::int64_t version, const BlockSource& source,
              StreamView stream) override;
-  WeightBinding acquire(int slot, int block, std::int64_t version) override {
-    return table_.acquire(slot, block, version);
-  }
-  void release(int slot, int block) override { table_.release(slot, block); }
-  void copy_to_host(void* host, const void* device, std::size_t bytes, StreamView stream) override {
-    link_.copy(host, device, bytes, stream);
-  }
-  void copy_to_device(void* device, const void* host, std::size_t bytes, StreamView stream) override {
-    link_.copy(device, host, bytes, stream);
-  }
-
- private:
-  Link& link_;
-  SlotTable table_;
 };
 
 }  // namespace layerstream

@@ -8,17 +8,19 @@ namespace {
 /// Where a slab's halves go in the slot.
 struct SlabImage {
   SlabImage(SlotImage& image, const SlabSource& slab, bool low_halves)
-      : first_low(low_halves ? 0 : slab.num_matrix_elements),
+      : low_halves_stream(low_halves),
+        first_low(low_halves ? 0 : slab.num_matrix_elements),
         hi(image.place<bf16>(slab.num_elements)),
         lo(image.place<std::int16_t>(slab.num_elements - first_low)) {}
 
   BoundSlab bound(const SlabSource& slab) const {
     return {.matrix_hi = hi,
-            .matrix_lo = first_low == 0 ? lo : nullptr,
+            .matrix_lo = low_halves_stream ? lo : nullptr,
             .vector_hi = hi + slab.num_matrix_elements,
             .vector_lo = lo + (slab.num_matrix_elements - first_low)};
   }
 
+  bool low_halves_stream;
   std::int64_t first_low;  ///< first element whose lower half streams
   bf16* hi;
   std::int16_t* lo;

@@ -20,6 +20,7 @@ void add_inspect_data(CLI::App& program) {
   command->callback([options, inspect] {
     const LoadedConfig config = options->load();
     if (options->print_if_asked(config)) return;
+    check_config(config);
     require_keys(config, {"train_file"}, "inspect-data");
     const HfConfigText text = model_config_of(config.run);
     const ModelSpec spec = parse_hf_config(text.text, text.path);

@@ -11,7 +11,7 @@ int main(int argc, char** argv) {
   program.require_subcommand(1);
   program.footer(
       "Exit codes: 0 done, 1 failed, 2 configuration, files or memory refused, 3 too many steps without a "
-      "finite gradient, 75 interrupted by a signal (a checkpoint was written; run again)");
+      "finite gradient, 75 interrupted by a signal (with a checkpoint if a step was done; run again)");
   cli::add_train(program);
   cli::add_plan(program);
   cli::add_export(program);

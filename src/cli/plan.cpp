@@ -1,5 +1,6 @@
 #include <iostream>
 #include <memory>
+#include <optional>
 
 #include "backends/simulated_device.hpp"
 #include "cli/commands.hpp"
@@ -19,13 +20,13 @@ void plan(const ConfigOptions& options) {
   const ModelSpec spec = parse_hf_config(text.text, text.path);
 
   const ops::Runtime runtime;
-  std::size_t data_bytes = 0;
+  std::optional<io::Dataset> dataset;
   if (!config.run.train_file.empty()) {
-    data_bytes = io::Dataset::load(io::dataset_options(config.run, spec.vocab_size)).bytes();
+    dataset = io::Dataset::load(io::dataset_options(config.run, spec.vocab_size));
   }
   const HostBudget host = host_budget(config.run);
   SimulatedDevice device(config.run.device_memory_limit.value_or(host.bytes));
-  const auto [shape, ledger] = plan_run(spec, config.run, device, data_bytes);
+  const auto [shape, ledger] = plan_run(spec, config.run, device, dataset ? dataset->bytes() : 0);
 
   std::cout << fmt::format("model  {} parameters, {} blocks, {} compute\n", shape.layout.num_parameters(),
                            shape.layout.num_blocks(), name_of(shape.compute));
@@ -42,8 +43,9 @@ void plan(const ConfigOptions& options) {
 }  // namespace
 
 void add_plan(CLI::App& program) {
-  CLI::App* const command = program.add_subcommand(
-      "plan", "Print where every byte of a run would go; allocate nothing, need no GPU");
+  CLI::App* const command = program.add_subcommand("plan",
+                                                   "Print where every byte of a run would go, without "
+                                                   "allocating it; reads the training data, needs no GPU");
   const auto options = std::make_shared<ConfigOptions>();
   options->add_to(*command);
   command->callback([options] { plan(*options); });

@@ -244,7 +244,7 @@ std::vector<ConfigField> config_schema() {
           {data, "on_bad_line", "what becomes of text that is not UTF-8 and ids outside the vocabulary"},
           &C::on_bad_line, {{"error", OnBadLine::error}, {"skip", OnBadLine::skip}}),
 
-      text({training, "output_dir", "checkpoints, metrics and logs", {"output", "out_dir", "save_dir"}},
+      text({training, "output_dir", "checkpoints and metrics", {"output", "out_dir", "save_dir"}},
            &C::output_dir, "a directory; made if missing"),
       unsigned_integer({training, "seed", "of initial weights and of the order of the data", {"data_seed"}},
                        &C::seed),
@@ -355,7 +355,11 @@ std::vector<ConfigField> config_schema() {
                  &C::device_memory_limit),
       byte_limit({engine, "host_memory_limit", "host memory that may be used", {"cpu_memory_limit"}},
                  &C::host_memory_limit),
-      boolean({engine, "deterministic", "the same bits wherever things are placed", {"full_determinism"}},
+      boolean({engine,
+               "deterministic",
+               "the same bits wherever things are placed; false permits kernels that do not keep this (a CPU "
+               "build has none)",
+               {"full_determinism"}},
               &C::deterministic),
   };
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <span>
+#include <vector>
 
 #include "core/dtype.hpp"
 #include "core/error.hpp"
@@ -27,9 +28,15 @@ class Shape {
   constexpr std::int64_t& operator[](int i) { return extents_[static_cast<std::size_t>(i)]; }
   constexpr std::int64_t numel() const {
     std::int64_t product = 1;
-    for (int i = 0; i < rank_; ++i) product *= (*this)[i];
+    for (int i = 0; i < rank_; ++i) {
+      if (__builtin_mul_overflow(product, (*this)[i], &product)) {
+        throw ResourceError("a tensor of more than 2^63 elements");
+      }
+    }
     return product;
   }
+  /// The extents, as file formats list them.
+  std::vector<std::int64_t> to_vector() const { return {extents_.begin(), extents_.begin() + rank_}; }
   friend constexpr bool operator==(const Shape&, const Shape&) = default;
 
  private:

@@ -90,7 +90,7 @@ DeviceBuffers::DeviceBuffers(const EngineShape& shape, Arena& arena) {
   const ScheduleSettings& schedule = shape.schedule;
   const DType compute = shape.compute;
   const DType accumulator = shape.accumulator();
-  const auto [tokens, chunk, group, max_chunks] = shape.bounds;
+  const auto [tokens, chunk, group] = shape.bounds;
   const std::int64_t hidden = spec.hidden_size;
 
   rope_cos = arena.tensor(accumulator, {shape.max_positions, spec.head_dim / 2}, "rope tables");
@@ -120,7 +120,7 @@ DeviceBuffers::DeviceBuffers(const EngineShape& shape, Arena& arena) {
     inputs[static_cast<std::size_t>(index)] =
         arena.tensor(compute, {tokens, hidden}, resident ? "saved block inputs" : "residual stream");
   }
-  if (schedule.train) stream_gradient = arena.tensor(compute, {tokens, hidden}, "residual stream gradient");
+  if (schedule.train) residual_gradient = arena.tensor(compute, {tokens, hidden}, "residual stream gradient");
 
   const Selection saved_views = saved_selection(shape);
   if (saved_views.attention) {
@@ -193,6 +193,9 @@ HostBuffers::HostBuffers(const EngineShape& shape, Arena& arena) {
   const ScheduleSettings& schedule = shape.schedule;
   if (!schedule.train) return;
   const int num_blocks = shape.layout.num_blocks();
+  nll_sum = static_cast<double*>(arena.allocate(sizeof(double), "loss and norm sums"));
+  norm_partials = static_cast<double*>(
+      arena.allocate(sizeof(double) * static_cast<std::size_t>(num_blocks), "loss and norm sums"));
 
   std::vector<std::int64_t> slab_elements(static_cast<std::size_t>(num_host_gradient_slabs(schedule)), 0);
   for (int block = 0; block < num_blocks; ++block) {

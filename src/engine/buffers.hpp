@@ -49,7 +49,7 @@ struct DeviceBuffers {
   /// (T, h) each. Activations on the host: two, taking turns by block parity. On the device: [b] is the
   /// input of block b, [0] empty.
   std::vector<TensorView> inputs;
-  TensorView stream_gradient;  ///< (T, h)
+  TensorView residual_gradient;  ///< (T, h)
   /// Saved on the host: a ring for chunks. Saved on the device: [b] holds T tokens of block b.
   std::vector<DecoderIntermediates> saved;
   DecoderIntermediates scratch_intermediates;  ///< what is not saved, for one chunk
@@ -68,6 +68,8 @@ struct DeviceBuffers {
 struct HostBuffers {
   HostBuffers(const EngineShape& shape, Arena& arena);
 
+  double* norm_partials = nullptr;  ///< by block: copies of the device's
+  double* nll_sum = nullptr;
   std::vector<TensorView> gradients;                ///< by host gradient slab, fp32
   std::vector<TensorView> inputs;                   ///< (T, h) by block; empty where not saved
   std::vector<DecoderIntermediates> intermediates;  ///< (T, ...) by block

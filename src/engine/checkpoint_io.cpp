@@ -33,12 +33,6 @@ constexpr std::array<SlabPart, 4> slab_parts{{
     {"/lo", DType::i16, false, &bytes_of<&Slab::lo>},
 }};
 
-std::vector<std::int64_t> to_vector(const Shape& shape) {
-  std::vector<std::int64_t> extents;
-  for (int i = 0; i < shape.rank(); ++i) extents.push_back(shape[i]);
-  return extents;
-}
-
 /// The bytes of a parameter within one part of its slab.
 std::span<std::byte> piece_of(const Slab& slab, const SlabPart& part, const Parameter& parameter) {
   const std::size_t size = size_of(part.dtype);
@@ -76,7 +70,7 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& output_dir, c
     std::vector<io::TensorSpec> specs;
     for (const SlabPart& part : slab_parts) {
       for (const Parameter& parameter : parameters) {
-        specs.push_back({parameter.name + part.suffix, part.dtype, to_vector(parameter.shape)});
+        specs.push_back({parameter.name + part.suffix, part.dtype, parameter.shape.to_vector()});
       }
     }
     io::SafetensorsWriter& file = writer.safetensors(block_file(block), specs);
@@ -131,11 +125,11 @@ void load_checkpoint(const io::CheckpointReader& checkpoint, ParameterStore& sto
                           "resumed",
                           file.path().string(), io::in_quotes(name)));
         }
-        if (entry->dtype != part.dtype || entry->shape != to_vector(parameter.shape)) {
+        if (entry->dtype != part.dtype || entry->shape != parameter.shape.to_vector()) {
           throw FileError(fmt::format(
               "{}: tensor {} is {} {}, the exact state is {} {}; refusing a lossy resume",
               file.path().string(), io::in_quotes(name), name_of(entry->dtype), io::to_string(entry->shape),
-              name_of(part.dtype), io::to_string(to_vector(parameter.shape))));
+              name_of(part.dtype), io::to_string(parameter.shape.to_vector())));
         }
         file.read(*entry, 0, piece_of(slab, part, parameter));
       }

@@ -59,7 +59,8 @@ int optimizer_threads(const RunConfig& config) {
 }
 
 Engine::Engine(const ModelSpec& spec, const RunConfig& config, EngineMode mode, Device& device,
-               const EngineDiagnostics& diagnostics)
+               const EngineDiagnostics& diagnostics,
+               const std::function<void(std::size_t, std::size_t)>& allocation_progress)
     : device_(device),
       diagnostics_(diagnostics),
       backend_(make_backend(config, device)),
@@ -75,7 +76,7 @@ Engine::Engine(const ModelSpec& spec, const RunConfig& config, EngineMode mode, 
                                                                  .numa_node = {},
                                                                  .pool = &pool_,
                                                                  .available_bytes = config.host_memory_limit,
-                                                                 .progress = {}});
+                                                                 .progress = allocation_progress});
   device_region_ = device.allocate(padded(planned.total(Space::device)));
   Arena host(Space::host, host_region_.data(), host_region_.bytes(), ledger_);
   store_ = std::make_unique<ParameterStore>(shape_.layout, host, shape_.schedule.train);
@@ -119,14 +120,22 @@ ScheduleSettings Engine::schedule_settings(bool train) const {
   return settings;
 }
 
-void Engine::run(const ScheduleSettings& settings, const ChunkPlan& chunks) {
-  schedule_ = build_schedule(settings, chunks, costs_);
+void Engine::run(Schedule schedule) {
+  schedule_ = std::move(schedule);
+  failed_ = true;
   executor_.run(schedule_, *runner_, diagnostics_.observer);
+  failed_ = false;
+}
+
+void Engine::expect_intact() const {
+  if (failed_)
+    throw Error("the engine failed in the middle of a step before; resume from the newest checkpoint");
 }
 
 void Engine::poison_buffers() {
   const std::size_t first = device_buffers_->first_volatile_byte;
-  device_.poison(static_cast<std::byte*>(device_region_->data()) + first, device_region_->bytes() - first);
+  device_.poison(static_cast<std::byte*>(device_region_->data()) + first, device_region_->bytes() - first,
+                 device_.stream(Lane::compute));
   const auto poison_host = [](const TensorView& view) {
     if (view) std::memset(view.data(), 0xff, view.bytes());
   };
@@ -141,6 +150,7 @@ void Engine::poison_buffers() {
 
 StepResult Engine::train_step(std::span<const TokenRow> rows, const StepSettings& settings) {
   LAYERSTREAM_EXPECT(shape_.schedule.train, "an engine built for generation cannot train");
+  expect_intact();
   const ChunkPlan chunks = make_chunk_plan(rows, shape_.bounds.chunk_tokens);
   StepResult result{.loss = std::numeric_limits<double>::quiet_NaN(),
                     .num_tokens = chunks.num_tokens(),
@@ -152,9 +162,9 @@ StepResult Engine::train_step(std::span<const TokenRow> rows, const StepSettings
   // Updates in this step's schedule: its own when immediate, the one before's when deferred.
   runner_->begin(chunks, settings.max_grad_norm,
                  immediate ? settings.adamw : pending_.value_or(ops::AdamWSettings{}));
-  const ScheduleSettings schedule = schedule_settings(true);
+  Schedule schedule = build_schedule(schedule_settings(true), chunks, costs_);
   pending_.reset();
-  run(schedule, chunks);
+  run(std::move(schedule));
 
   const StepVerdict& verdict = runner_->verdict();
   result.loss = verdict.nll_sum / static_cast<double>(chunks.num_targets);
@@ -169,12 +179,12 @@ StepResult Engine::train_step(std::span<const TokenRow> rows, const StepSettings
 }
 
 void Engine::apply_pending() {
+  expect_intact();
   if (!pending_) return;
   const ChunkPlan nothing;
   runner_->begin(nothing, 0.0, *pending_);
-  schedule_ = build_update_schedule(schedule_settings(true), costs_);
   pending_.reset();
-  executor_.run(schedule_, *runner_, diagnostics_.observer);
+  run(build_update_schedule(shape_.schedule, costs_));
 }
 
 double Engine::evaluate(std::span<const TokenRow> rows) {
@@ -184,13 +194,14 @@ double Engine::evaluate(std::span<const TokenRow> rows) {
   runner_->begin(chunks, 0.0, {});
   ScheduleSettings settings = schedule_settings(false);
   settings.logits_only = false;
-  run(settings, chunks);
+  run(build_schedule(settings, chunks, costs_));
   return runner_->read_nll_sum();
 }
 
 std::vector<float> Engine::append(std::span<const std::int32_t> tokens) {
   LAYERSTREAM_EXPECT(shape_.keeps_key_values, "an engine built for training keeps no keys and values");
   LAYERSTREAM_EXPECT(!tokens.empty(), "nothing to append");
+  expect_intact();
   const auto capacity = shape_.bounds.group_tokens;
   if (sequence_length_ + static_cast<std::int64_t>(tokens.size()) > capacity) {
     throw ConfigError(fmt::format("the sequence would have {} tokens, room is for {}: raise cutoff_len",
@@ -200,7 +211,7 @@ std::vector<float> Engine::append(std::span<const std::int32_t> tokens) {
     const std::size_t count = std::min(tokens.size(), static_cast<std::size_t>(shape_.bounds.chunk_tokens));
     const ChunkPlan chunks = continuation(tokens.first(count), sequence_length_);
     runner_->begin(chunks, 0.0, {});
-    run(schedule_settings(false), chunks);
+    run(build_schedule(schedule_settings(false), chunks, costs_));
     sequence_length_ += static_cast<std::int64_t>(count);
     tokens = tokens.subspan(count);
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -40,14 +41,18 @@ struct EngineDiagnostics {
   ExecutionObserver* observer = nullptr;
 };
 
-/// A model in host memory, streaming through a device. One caller at a time.
+/// A model in host memory, streaming through a device. One caller at a time. After an exception from a run
+/// of operations the state may be half a step further, and every later call throws Error: go on from the
+/// newest checkpoint.
 class Engine {
  public:
   /// Allocates everything that it will ever use. Parameters are zero.
   /// @param device outlives the engine.
   /// Throws ConfigError, ResourceError before anything is allocated.
+  /// @param allocation_progress called while memory is made ready (see HostRegionOptions); may throw.
   Engine(const ModelSpec& spec, const RunConfig& config, EngineMode mode, Device& device,
-         const EngineDiagnostics& diagnostics = {});
+         const EngineDiagnostics& diagnostics = {},
+         const std::function<void(std::size_t, std::size_t)>& allocation_progress = {});
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -81,7 +86,8 @@ class Engine {
   std::vector<float> gradient(int block, const Parameter& parameter) const;
 
  private:
-  void run(const ScheduleSettings& settings, const ChunkPlan& chunks);
+  void run(Schedule schedule);
+  void expect_intact() const;
   void poison_buffers();
   ScheduleSettings schedule_settings(bool train) const;
 
@@ -103,6 +109,7 @@ class Engine {
   Schedule schedule_;
   std::optional<ops::AdamWSettings> pending_;  ///< gradients wait in host slabs for this update
   std::int64_t sequence_length_ = 0;
+  bool failed_ = false;
 };
 
 /// The backend that the configuration asks for on this device, which outlives it. Throws ConfigError for one

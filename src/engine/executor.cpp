@@ -46,11 +46,13 @@ struct Executor::State {
   bool stopping = false;
   std::exception_ptr failure;
 
-  void fail(std::exception_ptr error) {
+  /// Keeps the first error, with the operation's place, and wakes all lanes.
+  void fail(int index, const char* message, int code) {
+    const std::string place = place_of(run->schedule.operations[static_cast<std::size_t>(index)]);
     {
       const std::lock_guard lock(mutex);
       if (failure) return;
-      failure = error;
+      failure = std::make_exception_ptr(Error(fmt::format("{}: {}", place, message), code));
     }
     for (const auto& event : events) event->abandon();
   }
@@ -77,13 +79,11 @@ struct Executor::State {
       } catch (const Abandoned&) {
         return;
       } catch (const Error& error) {
-        const std::string place = place_of(current.schedule.operations[static_cast<std::size_t>(index)]);
-        fail(std::make_exception_ptr(Error(fmt::format("{}: {}", place, error.what()), error.code())));
-        return;
+        return fail(index, error.what(), error.code());
       } catch (const std::exception& error) {
-        const std::string place = place_of(current.schedule.operations[static_cast<std::size_t>(index)]);
-        fail(std::make_exception_ptr(Error(fmt::format("{}: {}", place, error.what()))));
-        return;
+        return fail(index, error.what(), exit_code::failure);
+      } catch (...) {
+        return fail(index, "unknown exception", exit_code::failure);
       }
     }
   }
@@ -140,7 +140,12 @@ void Executor::run(const Schedule& schedule, OperationRunner& runner, ExecutionO
   std::unique_lock lock(state.mutex);
   state.changed.wait(lock, [&] { return state.busy_lanes == 0; });
   state.run = nullptr;
-  state.device.synchronize();
+  // Nothing may still be running when buffers go; but the first error is the one to tell.
+  try {
+    state.device.synchronize();
+  } catch (...) {
+    if (!state.failure) state.failure = std::current_exception();
+  }
   if (state.failure) std::rethrow_exception(state.failure);
 }
 

@@ -23,7 +23,7 @@ struct Resource {
     host_gradient,        ///< by host slab
     norm_partial,         ///< of a block, on the device
     host_statistics,      ///< of a block: its norm (and the head's loss) on the host
-    stream_gradient,      ///< gradient of the residual stream, by chunk
+    residual_gradient,    ///< gradient of the residual stream, by chunk
     group_key_value,      ///< keys and values in the making
     loss,
     verdict,

@@ -31,12 +31,6 @@ bool same_shape(const std::vector<std::int64_t>& in_file, const Shape& wanted) {
   return true;
 }
 
-std::vector<std::int64_t> to_vector(const Shape& shape) {
-  std::vector<std::int64_t> extents;
-  for (int i = 0; i < shape.rank(); ++i) extents.push_back(shape[i]);
-  return extents;
-}
-
 void list(std::string& text, std::string_view title, const std::vector<std::string>& names) {
   if (names.empty()) return;
   constexpr std::size_t shown = 20;
@@ -117,7 +111,7 @@ void write_shards(const ParameterStore& store, const ExportRequest& request,
                                  : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
     std::vector<io::TensorSpec> specs;
     for (const auto& [block, parameter] : shards[i].parameters) {
-      specs.push_back({parameter->name, request.dtype, to_vector(parameter->shape)});
+      specs.push_back({parameter->name, request.dtype, parameter->shape.to_vector()});
       file_of_tensor[parameter->name] = name;
     }
     io::SafetensorsWriter writer(files, directory / name, specs, {{"format", "pt"}});
@@ -154,7 +148,7 @@ void check_weights(const io::ModelFiles& files, const ModelLayout& layout) {
       } else if (!same_shape(entry->shape, parameter.shape)) {
         misshapen.push_back(fmt::format("{}: {} in {}, the configuration wants {}", parameter.name,
                                         io::to_string(entry->shape), entry->file,
-                                        io::to_string(to_vector(parameter.shape))));
+                                        io::to_string(parameter.shape.to_vector())));
       } else if (entry->dtype != DType::f32 && entry->dtype != DType::bf16 && entry->dtype != DType::f16) {
         misshapen.push_back(fmt::format("{}: {} in {}; F32, BF16 and F16 can be loaded", parameter.name,
                                         name_of(entry->dtype), entry->file));
@@ -211,7 +205,7 @@ void export_model(const ParameterStore& store, const ExportRequest& request) {
     write_text(files, temporary / "config.json", export_hf_config(request.config_json, request.dtype));
     if (!request.companions_from.empty()) {
       for (const fs::path& file : companion_files(request.companions_from)) {
-        fs::copy_file(file, temporary / file.filename());
+        write_text(files, temporary / file.filename(), io::read_text(file));
       }
     }
     io::sync_directory(*files, temporary);

@@ -135,10 +135,7 @@ class StepBuilder {
 
   bool saves_intermediates() const { return settings_.activation_policy != ActivationPolicy::input; }
 
-  /// On the host: the two whole-step buffers take turns. On the device: each block has its own.
-  Resource input(int block, int chunk) const {
-    return {Kind::input, settings_.activations_on_host ? block % 2 : block, chunk};
-  }
+  Resource input(int block, int chunk) const { return {Kind::input, settings_.input_buffer(block), chunk}; }
 
   /// The last decoder block's input still stands where the forward pass left it when the backward pass
   /// comes to it.
@@ -244,7 +241,7 @@ class StepBuilder {
                        .flops = 3.0 * forward_flops(head_, chunk),
                        .dependencies = {}},
                       with_weights(head_, {input(head_, chunk)}),
-                      {{Kind::loss}, {Kind::stream_gradient, 0, chunk}, {Kind::gradient_slot, slot}});
+                      {{Kind::loss}, {Kind::residual_gradient, 0, chunk}, {Kind::gradient_slot, slot}});
     }
     end_visit();
     finish_gradient(head_, slot);
@@ -288,7 +285,7 @@ class StepBuilder {
                        .dependencies = {}},
                       {{Kind::saved_intermediates, block, chunk}}, {intermediates(block, chunk, slot)});
     }
-    std::vector<Resource> writes{{Kind::stream_gradient, 0, chunk}, {Kind::gradient_slot, gradient_slot}};
+    std::vector<Resource> writes{{Kind::residual_gradient, 0, chunk}, {Kind::gradient_slot, gradient_slot}};
     // The backward pass overwrites some of its intermediates with their gradients.
     if (saves_intermediates()) writes.push_back(intermediates(block, chunk, slot));
     tracker_.append({.kind = OperationKind::backward,
@@ -312,7 +309,7 @@ class StepBuilder {
                        .chunk = chunk,
                        .gradient_slot = slot,
                        .dependencies = {}},
-                      {{Kind::stream_gradient, 0, chunk}}, {{Kind::gradient_slot, slot}});
+                      {{Kind::residual_gradient, 0, chunk}}, {{Kind::gradient_slot, slot}});
     }
     finish_gradient(0, slot);
   }

@@ -49,7 +49,8 @@ struct Operation {
   std::vector<int> dependencies;  ///< earlier operations of other lanes, ascending
 };
 
-/// A step as data. The executor runs it, the simulator times it, the trace draws it.
+/// A step as data. The executor runs it; whatever else wants to know a step (a simulator, a trace) reads the
+/// same list.
 struct Schedule {
   std::vector<Operation> operations;
 
@@ -71,6 +72,10 @@ struct ScheduleSettings {
   ActivationPolicy activation_policy = ActivationPolicy::input;
   bool activations_on_host = true;
   OptimizerUpdate optimizer_update = OptimizerUpdate::deferred;
+
+  /// The whole-step device buffer that holds a block's input. Activations on the host: two take turns. On the
+  /// device: each block has its own.
+  int input_buffer(int block) const { return activations_on_host ? block % 2 : block; }
 };
 
 /// The host gradient slab of a block. Deferred update needs one per block; immediate update passes them

@@ -18,9 +18,7 @@ bool is_usable(double sum_of_squares, double scale = 1.0) {
 
 }  // namespace
 
-StepRunner::StepRunner(const Parts& parts, bool poison) : parts_(parts), poison_(poison) {
-  host_norm_partials_.resize(parts.shape.layout.blocks.size());
-}
+StepRunner::StepRunner(const Parts& parts, bool poison) : parts_(parts), poison_(poison) {}
 
 void StepRunner::begin(const ChunkPlan& chunks, double max_grad_norm, const ops::AdamWSettings& optimizer) {
   const ChunkBounds& bounds = parts_.shape.bounds;
@@ -57,7 +55,7 @@ void StepRunner::run(const Operation& operation, StreamView stream) {
     case OperationKind::fetch_weights:
       return fetch_weights(operation, stream);
     case OperationKind::release_weights:
-      return release_weights(operation);
+      return release_weights(operation, stream);
     case OperationKind::forward:
       return forward(operation, stream);
     case OperationKind::save_input:
@@ -85,7 +83,7 @@ void StepRunner::run(const Operation& operation, StreamView stream) {
     case OperationKind::emit_gradient:
       return emit_gradient(operation, stream);
     case OperationKind::verdict:
-      return decide();
+      return compute_verdict();
   }
 }
 
@@ -128,9 +126,8 @@ SavedIntermediates StepRunner::saved() const {
 
 TensorView StepRunner::input_of(int block, const Chunk& chunk) const {
   const std::vector<TensorView>& inputs = parts_.device_buffers.inputs;
-  const bool resident = parts_.shape.schedule.train && !parts_.shape.schedule.activations_on_host;
-  const std::size_t index = static_cast<std::size_t>(resident ? block : block % 2);
-  return inputs[index].rows(chunk.first_token, chunk.num_tokens);
+  return inputs[static_cast<std::size_t>(parts_.shape.schedule.input_buffer(block))].rows(chunk.first_token,
+                                                                                          chunk.num_tokens);
 }
 
 DecoderIntermediates StepRunner::scratch_of(const Chunk& chunk) const {
@@ -144,7 +141,7 @@ DecoderIntermediates StepRunner::scratch_of(const Chunk& chunk) const {
   return scratch;
 }
 
-DecoderIntermediates StepRunner::transit_of(const Operation& operation, const Chunk& chunk) const {
+DecoderIntermediates StepRunner::saved_views_of(const Operation& operation, const Chunk& chunk) const {
   const std::vector<DecoderIntermediates>& saved = parts_.device_buffers.saved;
   if (saved.empty()) return {};
   if (parts_.shape.schedule.activations_on_host) {
@@ -156,7 +153,7 @@ DecoderIntermediates StepRunner::transit_of(const Operation& operation, const Ch
 
 DecoderIntermediates StepRunner::intermediates_of(const Operation& operation, const Chunk& chunk) const {
   DecoderIntermediates views = scratch_of(chunk);
-  const DecoderIntermediates kept = transit_of(operation, chunk);
+  const DecoderIntermediates kept = saved_views_of(operation, chunk);
   const auto prefer_kept = [&](TensorView DecoderIntermediates::*member) {
     if (kept.*member) views.*member = kept.*member;
   };
@@ -224,16 +221,22 @@ TensorView StepRunner::gradient_of(const Operation& operation, std::int64_t elem
 
 void StepRunner::fetch_weights(const Operation& operation, StreamView stream) {
   const int block = operation.block;
-  parts_.backend.fetch(operation.weight_slot, block, parts_.store.version(block),
+  parts_.backend.fetch(operation.weight_slot, block, weights_version(block),
                        parts_.store.source(block, parts_.shape.low_halves_stream()), stream);
 }
 
-void StepRunner::release_weights(const Operation& operation) {
+std::int64_t StepRunner::weights_version(int block) const {
+  const ModelLayout& layout = parts_.shape.layout;
+  const bool tied_head = block == layout.head() && layout.head_uses_embedding;
+  return parts_.store.version(block) + (tied_head ? parts_.store.version(layout.embedding()) : 0);
+}
+
+void StepRunner::release_weights(const Operation& operation, StreamView stream) {
   parts_.backend.release(operation.weight_slot, operation.block);
   if (bound_.block == operation.block) bound_ = {};
   if (!poison_) return;
   void* const slot = parts_.device_buffers.weight_slots[static_cast<std::size_t>(operation.weight_slot)];
-  parts_.device.poison(slot, parts_.shape.slot_bytes);
+  parts_.device.poison(slot, parts_.shape.slot_bytes, stream);
 }
 
 void StepRunner::bind(const Operation& operation, StreamView stream) {
@@ -241,8 +244,7 @@ void StepRunner::bind(const Operation& operation, StreamView stream) {
   const int block = operation.block;
   const ModelLayout& layout = parts_.shape.layout;
   const ModelSpec& spec = parts_.shape.spec;
-  const WeightBinding binding =
-      parts_.backend.acquire(operation.weight_slot, block, parts_.store.version(block));
+  const WeightBinding binding = parts_.backend.acquire(operation.weight_slot, block, weights_version(block));
   bound_ = {.block = block, .slot = operation.weight_slot, .matrices = nullptr, .table = {}};
 
   const BlockLayout& own = layout_of(block);
@@ -306,7 +308,7 @@ void StepRunner::loss_and_gradient(const Operation& operation, StreamView stream
   const HeadGradients gradients{.norm = gradient.rows(own.num_matrix_elements, spec.hidden_size),
                                 .matrix = gradient.rows(matrix_at, spec.vocab_size * spec.hidden_size)
                                               .reshape({spec.vocab_size, spec.hidden_size})};
-  const TensorView dx = parts_.device_buffers.stream_gradient.rows(chunk.first_token, chunk.num_tokens);
+  const TensorView dx = parts_.device_buffers.residual_gradient.rows(chunk.first_token, chunk.num_tokens);
   head_loss_and_gradient(context(stream), head_pass(operation, weights),
                          1.0 / static_cast<double>(chunks_->num_targets), dx, gradients,
                          parts_.device_buffers.nll_sum);
@@ -336,7 +338,7 @@ void StepRunner::rebuild_key_value(const Operation& operation, StreamView stream
 
 void StepRunner::backward(const Operation& operation, StreamView stream) {
   const Chunk& chunk = chunk_of(operation);
-  const TensorView dy_dx = parts_.device_buffers.stream_gradient.rows(chunk.first_token, chunk.num_tokens);
+  const TensorView dy_dx = parts_.device_buffers.residual_gradient.rows(chunk.first_token, chunk.num_tokens);
   const TensorView gradient = gradient_of(operation, layout_of(operation.block).num_elements);
   if (operation.block == parts_.shape.layout.embedding()) {
     const ModelSpec& spec = parts_.shape.spec;
@@ -370,7 +372,7 @@ void StepRunner::move_input(const Operation& operation, StreamView stream) {
 
 void StepRunner::move_intermediates(const Operation& operation, StreamView stream) {
   const Chunk& chunk = chunk_of(operation);
-  const DecoderIntermediates device = transit_of(operation, chunk);
+  const DecoderIntermediates device = saved_views_of(operation, chunk);
   const DecoderIntermediates host =
       rows_of(parts_.host_buffers.intermediates[static_cast<std::size_t>(operation.block)], chunk.first_token,
               chunk.num_tokens);
@@ -416,10 +418,11 @@ void StepRunner::emit_gradient(const Operation& operation, StreamView stream) {
   const std::int64_t own = layout_of(block).num_elements;
   emit(block, 0, own);
   if (gradient.numel() > own) emit(parts_.shape.layout.embedding(), own, gradient.numel() - own);
-  parts_.backend.copy_to_host(&host_norm_partials_[static_cast<std::size_t>(block)],
+  parts_.backend.copy_to_host(&parts_.host_buffers.norm_partials[block],
                               parts_.device_buffers.norm_partials + block, sizeof(double), stream);
   if (block == parts_.shape.layout.head()) {
-    parts_.backend.copy_to_host(&host_nll_sum_, parts_.device_buffers.nll_sum, sizeof(double), stream);
+    parts_.backend.copy_to_host(parts_.host_buffers.nll_sum, parts_.device_buffers.nll_sum, sizeof(double),
+                                stream);
   }
 }
 
@@ -428,7 +431,7 @@ void StepRunner::update(const Operation& operation) {
   if (parts_.shape.schedule.optimizer_update == OptimizerUpdate::immediate) {
     // No verdict yet: this block's own gradient, and those before it in the backward pass, must do.
     const bool finite =
-        std::isfinite(host_nll_sum_) && is_usable(host_norm_partials_[static_cast<std::size_t>(block)]);
+        std::isfinite(*parts_.host_buffers.nll_sum) && is_usable(parts_.host_buffers.norm_partials[block]);
     if (!finite || !verdict_.finite) {
       verdict_.finite = false;
       if (num_updated_ == 0) return;
@@ -455,17 +458,20 @@ void StepRunner::update(const Operation& operation) {
   ++num_updated_;
 }
 
-void StepRunner::decide() {
+void StepRunner::compute_verdict() {
   double sum_of_squares = 0.0;
-  for (const double partial : host_norm_partials_) sum_of_squares += partial;
-  verdict_.nll_sum = host_nll_sum_;
+  for (int block = 0; block < parts_.shape.layout.num_blocks(); ++block) {
+    sum_of_squares += parts_.host_buffers.norm_partials[block];
+  }
+  verdict_.nll_sum = *parts_.host_buffers.nll_sum;
   verdict_.grad_norm = std::sqrt(sum_of_squares);
   // As torch.nn.utils.clip_grad_norm_: never scaled up.
   verdict_.clip_scale =
       max_grad_norm_ > 0.0 ? std::min(1.0, max_grad_norm_ / (verdict_.grad_norm + 1e-6)) : 1.0;
-  verdict_.finite = std::isfinite(host_nll_sum_);
-  for (const double partial : host_norm_partials_) {
-    verdict_.finite = verdict_.finite && is_usable(partial, verdict_.clip_scale);
+  verdict_.finite = std::isfinite(*parts_.host_buffers.nll_sum);
+  for (int block = 0; block < parts_.shape.layout.num_blocks(); ++block) {
+    verdict_.finite =
+        verdict_.finite && is_usable(parts_.host_buffers.norm_partials[block], verdict_.clip_scale);
   }
 }
 

@@ -48,8 +48,6 @@ class StepRunner final : public OperationRunner {
   /// Of a schedule without gradients: read back after the run.
   double read_nll_sum();
   std::vector<float> read_logits();
-  /// Number of blocks that an immediate update has changed in this step.
-  int num_updated() const { return num_updated_; }
 
  private:
   struct BoundWeights {
@@ -67,7 +65,7 @@ class StepRunner final : public OperationRunner {
   TensorView input_of(int block, const Chunk& chunk) const;
   DecoderIntermediates scratch_of(const Chunk& chunk) const;
   DecoderIntermediates intermediates_of(const Operation& operation, const Chunk& chunk) const;
-  DecoderIntermediates transit_of(const Operation& operation, const Chunk& chunk) const;
+  DecoderIntermediates saved_views_of(const Operation& operation, const Chunk& chunk) const;
   DecoderPass pass_of(const Operation& operation, const DecoderWeights& weights,
                       const DecoderIntermediates& intermediates) const;
   DecoderWeights decoder_weights(int block) const;
@@ -77,7 +75,8 @@ class StepRunner final : public OperationRunner {
   SavedIntermediates saved() const;
 
   void fetch_weights(const Operation& operation, StreamView stream);
-  void release_weights(const Operation& operation);
+  std::int64_t weights_version(int block) const;
+  void release_weights(const Operation& operation, StreamView stream);
   void forward(const Operation& operation, StreamView stream);
   void loss(const Operation& operation, StreamView stream);
   void loss_and_gradient(const Operation& operation, StreamView stream);
@@ -91,7 +90,7 @@ class StepRunner final : public OperationRunner {
   void gradient_norm(const Operation& operation, StreamView stream);
   void emit_gradient(const Operation& operation, StreamView stream);
   void update(const Operation& operation);
-  void decide();
+  void compute_verdict();
 
   Parts parts_;
   bool poison_;
@@ -99,11 +98,8 @@ class StepRunner final : public OperationRunner {
   double max_grad_norm_ = 0.0;
   ops::AdamWSettings optimizer_settings_;
   BoundWeights bound_;
-  // Host copies of the device's sums; by block.
-  std::vector<double> host_norm_partials_;
-  double host_nll_sum_ = 0.0;
   StepVerdict verdict_;
-  int num_updated_ = 0;
+  int num_updated_ = 0;  ///< blocks that have moved in this run
 };
 
 }  // namespace layerstream

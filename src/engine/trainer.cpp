@@ -74,8 +74,13 @@ Trainer::Trainer(const LoadedConfig& config, Device& device, const StopRequest& 
   check_disk_space();
 
   {
-    Heartbeat heartbeat(log_, "allocating memory");
-    engine_ = std::make_unique<Engine>(spec_, run, EngineMode::train, device_, diagnostics);
+    constexpr std::string_view phase = "allocating memory";
+    Heartbeat heartbeat(log_, std::string(phase));
+    engine_ = std::make_unique<Engine>(
+        spec_, run, EngineMode::train, device_, diagnostics, [&](std::size_t done, std::size_t total) {
+          stop_.throw_if_requested(phase);
+          heartbeat.set_done(static_cast<double>(done), static_cast<double>(total));
+        });
   }
   io::FileSystem files;
   io::create_directories(files, run.output_dir);
@@ -92,7 +97,9 @@ Trainer::WeightSource Trainer::open_weights() const {
       run.resume_from_checkpoint.empty() ? std::nullopt
                                          : find_resume_point(run.resume_from_checkpoint, run.output_dir);
   if (resume_point) {
-    source.checkpoint.emplace(*resume_point);
+    log_.info("verifying {}", resume_point->string());
+    source.checkpoint.emplace(*resume_point, io::Verify::hashes);
+    check_rewind(source.checkpoint->step());
     check_same_model(*source.checkpoint, model_config_, spec_);
     return source;
   }
@@ -126,17 +133,41 @@ void Trainer::plan_steps() {
   state_.rows_per_step = run.per_device_train_batch_size * run.gradient_accumulation_steps;
   state_.data_hash = dataset_->content_hash();
   order_ = std::make_unique<io::DataOrder>(dataset_->num_rows(), state_.rows_per_step, run.seed);
-  total_steps_ = run.max_steps > 0
-                     ? run.max_steps
-                     : static_cast<std::int64_t>(
-                           std::ceil(run.num_train_epochs * static_cast<double>(order_->steps_per_epoch())));
+  const double steps_of_epochs =
+      std::ceil(run.num_train_epochs * static_cast<double>(order_->steps_per_epoch()));
+  if (run.max_steps <= 0 && !(steps_of_epochs < 0x1p53)) {
+    throw ConfigError(fmt::format("num_train_epochs: {} of {} steps each are more steps than can be counted",
+                                  run.num_train_epochs, order_->steps_per_epoch()));
+  }
+  total_steps_ = run.max_steps > 0 ? run.max_steps : static_cast<std::int64_t>(steps_of_epochs);
   schedule_ = std::make_unique<LrSchedule>(LrSchedule::of(run, total_steps_));
+}
+
+void Trainer::check_rewind(std::int64_t step) const {
+  const RunConfig& run = config_.run;
+  const std::optional<io::FoundCheckpoint> newest = io::newest_complete(run.output_dir);
+  if (!newest || newest->step <= step) return;
+  throw ConfigError(
+      fmt::format("resume_from_checkpoint: {} is at step {}, but output_dir {} holds {}, which a later "
+                  "resume would take instead; "
+                  "choose another output_dir, or move the later checkpoints away",
+                  run.resume_from_checkpoint, step, run.output_dir, newest->path.filename().string()));
 }
 
 void Trainer::check_output_directory() const {
   const RunConfig& run = config_.run;
-  const std::optional<io::FoundCheckpoint> existing = io::newest_complete(run.output_dir);
-  if (!existing) return;
+  std::vector<std::string> passed_over;
+  const std::vector<io::FoundCheckpoint> complete = io::find_checkpoints(run.output_dir, &passed_over);
+  for (const std::string& reason : passed_over) log_.warning("{}", reason);
+  if (complete.empty()) {
+    if (passed_over.empty()) return;
+    throw ConfigError(
+        fmt::format("output_dir {} holds checkpoints, but none that is complete (see the warnings); repair "
+                    "them, or choose another "
+                    "output_dir",
+                    run.output_dir));
+  }
+  const io::FoundCheckpoint* const existing = &complete.back();
   throw ConfigError(
       fmt::format("output_dir {} holds {} of another run; continue it with resume_from_checkpoint: auto, or "
                   "choose another "
@@ -171,9 +202,37 @@ void Trainer::check_same_run(const TrainerState& saved, const std::filesystem::p
           state_.data_hash);
 }
 
+void Trainer::warn_of_changed_settings(const io::CheckpointReader& checkpoint) const {
+  const RunConfig before =
+      parse_config(checkpoint.text("run.yaml"), checkpoint.path("run.yaml").string()).run;
+  const RunConfig& now = config_.run;
+  std::string changes;
+  const auto compare = [&](std::string_view key, const auto& old_value, const auto& new_value) {
+    if (old_value != new_value) changes += fmt::format("{}{}", changes.empty() ? "" : ", ", key);
+  };
+  compare("max_steps", before.max_steps, now.max_steps);
+  compare("num_train_epochs", before.num_train_epochs, now.num_train_epochs);
+  compare("learning_rate", before.learning_rate, now.learning_rate);
+  compare("lr_scheduler_type", before.lr_scheduler_type, now.lr_scheduler_type);
+  compare("warmup_steps", before.warmup_steps, now.warmup_steps);
+  compare("warmup_ratio", before.warmup_ratio, now.warmup_ratio);
+  compare("weight_decay", before.weight_decay, now.weight_decay);
+  compare("adam_beta1", before.adam_beta1, now.adam_beta1);
+  compare("adam_beta2", before.adam_beta2, now.adam_beta2);
+  compare("adam_epsilon", before.adam_epsilon, now.adam_epsilon);
+  compare("max_grad_norm", before.max_grad_norm, now.max_grad_norm);
+  compare("compute_dtype", before.compute_dtype, now.compute_dtype);
+  compare("chunk_tokens", before.chunk_tokens, now.chunk_tokens);
+  compare("loss_tile_tokens", before.loss_tile_tokens, now.loss_tile_tokens);
+  if (changes.empty()) return;
+  log_.warning("changed since {}: {}; the rest of the run will not be that of the uninterrupted one",
+               checkpoint.directory().string(), changes);
+}
+
 void Trainer::adopt_state(const io::CheckpointReader& checkpoint) {
   const TrainerState saved = read_trainer_state(checkpoint);
   check_same_run(saved, checkpoint.directory());
+  warn_of_changed_settings(checkpoint);
   state_ = saved;
 }
 
@@ -247,18 +306,39 @@ StepResult Trainer::step() {
 
   const double epoch = static_cast<double>(wanted.epoch) + static_cast<double>(wanted.step_in_epoch + 1) /
                                                                static_cast<double>(order_->steps_per_epoch());
-  metrics_->write(state_.global_step, {{"epoch", epoch},
-                                       {"loss", result.loss},
-                                       {"grad_norm", result.grad_norm},
-                                       {"learning_rate", learning_rate},
-                                       {"num_tokens", result.num_tokens},
-                                       {"num_targets", result.num_targets},
-                                       {"applied", result.applied},
-                                       {"seconds", seconds_since(start)}});
+  write_metrics({{"epoch", epoch},
+                 {"loss", result.loss},
+                 {"grad_norm", result.grad_norm},
+                 {"learning_rate", learning_rate},
+                 {"num_tokens", result.num_tokens},
+                 {"num_targets", result.num_targets},
+                 {"applied", result.applied},
+                 {"seconds", seconds_since(start)}});
   return result;
 }
 
+void Trainer::write_metrics(std::initializer_list<io::Metric> metrics) {
+  if (!metrics_) return;
+  try {
+    metrics_->write(state_.global_step, metrics);
+  } catch (const FileError& error) {
+    // Hours of training weigh more than their log.
+    log_.warning("{}; this run goes on without metrics", error.what());
+    metrics_.reset();
+  }
+}
+
 std::filesystem::path Trainer::save() {
+  try {
+    return write_checkpoint();
+  } catch (const FileError& error) {
+    throw Error(
+        fmt::format("the checkpoint of step {} could not be written, earlier ones are as they were: {}",
+                    state_.global_step, error.what()));
+  }
+}
+
+std::filesystem::path Trainer::write_checkpoint() {
   const RunConfig& run = config_.run;
   engine_->apply_pending();
   Heartbeat heartbeat(log_, "saving a checkpoint");
@@ -319,8 +399,9 @@ TrainingEnd Trainer::run() {
   end.interrupted = !done();
   if (!saved && state_.global_step > end.global_step) end.checkpoint = save();
   if (end.interrupted) {
-    log_.warning("{} received: stopped after step {}; run again with resume_from_checkpoint: auto",
-                 stop_.signal_name(), state_.global_step);
+    log_.warning("{} received: stopped after step {}; {}", stop_.signal_name(), state_.global_step,
+                 end.checkpoint.empty() ? "no step was done, nothing to save"
+                                        : "run again with resume_from_checkpoint: auto");
   }
   end.global_step = state_.global_step;
   return end;

@@ -62,6 +62,10 @@ class Trainer {
   void read_data();
   void plan_steps();
   void check_output_directory() const;
+  void check_rewind(std::int64_t step) const;
+  void warn_of_changed_settings(const io::CheckpointReader& checkpoint) const;
+  void write_metrics(std::initializer_list<io::Metric> metrics);
+  std::filesystem::path write_checkpoint();
   void check_disk_space() const;
   void adopt_state(const io::CheckpointReader& checkpoint);
   void load_state(const WeightSource& source);

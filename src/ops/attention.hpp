@@ -12,7 +12,7 @@ namespace layerstream::ops {
 struct AttentionSegment {
   std::int64_t first_query = 0;  ///< row of q, o, dq
   std::int64_t num_queries = 0;
-  std::int64_t first_key = 0;    ///< row of k, v, dk, dv
+  std::int64_t first_key = 0;  ///< row of k, v, dk, dv
   std::int64_t num_keys = 0;
 };
 
@@ -22,11 +22,11 @@ struct AttentionSettings {
 };
 
 struct AttentionForward {
-  TensorView o;        ///< (T, NH, d) compute dtype
-  TensorView lse;      ///< (T, NH) accumulator dtype: log-sum-exp of the scaled scores
-  ConstTensorView q;   ///< (T, NH, d) compute dtype
-  ConstTensorView k;   ///< (S, NKV, d) compute dtype; query head h uses key head h / (NH / NKV)
-  ConstTensorView v;   ///< (S, NKV, d)
+  TensorView o;       ///< (T, NH, d) compute dtype
+  TensorView lse;     ///< (T, NH) accumulator dtype: log-sum-exp of the scaled scores
+  ConstTensorView q;  ///< (T, NH, d) compute dtype
+  ConstTensorView k;  ///< (S, NKV, d) compute dtype; query head h uses key head h / (NH / NKV)
+  ConstTensorView v;  ///< (S, NKV, d)
 };
 /// Exact softmax attention with grouped queries; scores and sums in the accumulator dtype. `segments`
 /// cover each query once. Needs workspace: attention_workspace(...).
@@ -34,14 +34,15 @@ void attention_forward(const Context& context, const AttentionForward& args,
                        std::span<const AttentionSegment> segments, const AttentionSettings& settings);
 
 struct AttentionBackward {
-  TensorView dq;       ///< (T, NH, d) compute dtype, written
-  TensorView dk;       ///< (S, NKV, d) accumulator dtype, added to
-  TensorView dv;       ///< (S, NKV, d) accumulator dtype, added to
-  ConstTensorView dout;  ///< (T, NH, d) compute dtype
+  TensorView dq;                    ///< (T, NH, d) compute dtype, written
+  TensorView dk;                    ///< (S, NKV, d) accumulator dtype, added to
+  TensorView dv;                    ///< (S, NKV, d) accumulator dtype, added to
+  ConstTensorView dout;             ///< (T, NH, d) compute dtype
   ConstTensorView q, k, v, o, lse;  ///< as in forward
 };
 /// As in Dao, "FlashAttention-2" (2023): probabilities are rebuilt from lse; D = rowsum(dout · o).
-/// Sums into dk and dv run over queries, then over the heads of a group, in a fixed order.
+/// Sums into dk and dv run over queries, then over the heads of a group, in a fixed order. Segments may
+/// share keys; then they are added in the order given.
 void attention_backward(const Context& context, const AttentionBackward& args,
                         std::span<const AttentionSegment> segments, const AttentionSettings& settings);
 

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -127,6 +130,28 @@ inline std::vector<std::string> names_in(const std::filesystem::path& directory)
   }
   std::sort(names.begin(), names.end());
   return names;
+}
+
+/// What a run leaves: to be equal bit by bit.
+struct Outcome {
+  std::vector<std::vector<std::uint8_t>> slabs;
+  std::vector<std::string> metrics;
+  std::int64_t applied_steps = 0;
+  std::int64_t tokens_seen = 0;
+  friend bool operator==(const Outcome&, const Outcome&) = default;
+};
+
+inline Outcome outcome(TestRun& run, const RunConfig& config) {
+  return {run.slabs(), metrics_lines(config.output_dir), run->state().applied_steps,
+          run->state().tokens_seen};
+}
+
+inline Outcome train_to_the_end(const RunConfig& config) {
+  TestRun run(config);
+  const TrainingEnd end = run->run();
+  EXPECT_FALSE(end.interrupted);
+  EXPECT_EQ(end.global_step, config.max_steps);
+  return outcome(run, config);
 }
 
 /// Message of the exception of type E that `call` must throw.

@@ -80,9 +80,9 @@ struct DecoderLayer {
 };
 
 struct DecoderResult {
-  OwnedTensor y;         ///< (T, h)
-  OwnedTensor dx;        ///< (T, h)
-  OwnedTensor gradients; ///< (elements of the block)
+  OwnedTensor y;          ///< (T, h)
+  OwnedTensor dx;         ///< (T, h)
+  OwnedTensor gradients;  ///< (elements of the block)
 };
 
 /// Owns exactly the buffers that a step has for one decoder layer, all poisoned, and takes the rows of a
@@ -98,8 +98,9 @@ class DecoderHarness {
     for (const Chunk& chunk : plan_.chunks) longest_chunk_ = std::max(longest_chunk_, chunk.num_tokens);
     for (const ChunkGroup& group : plan_.groups) longest_group_ = std::max(longest_group_, group.num_tokens);
     // Of exactly the promised size.
-    workspace_.emplace(DType::u8,
-                       Shape{static_cast<std::int64_t>(decoder_workspace(layer.spec, longest_chunk_, DType::f64))});
+    workspace_.emplace(
+        DType::u8,
+        Shape{static_cast<std::int64_t>(decoder_workspace(layer.spec, longest_chunk_, DType::f64))});
     for (std::int64_t t = 0; t < plan_.num_tokens(); ++t) {
       positions_.set(t, plan_.positions[static_cast<std::size_t>(t)]);
     }
@@ -231,9 +232,9 @@ class DecoderHarness {
       const bool spans_group = spec.qk_norm && member == &DecoderIntermediates::key_value_raw;
       return (buffers.intermediates.*member).rows(spans_group ? chunk.offset_in_group : 0, n);
     };
-    const DecoderWeights weights = bind_decoder_weights(
-        spec, layer_.block, layer_.slab.view().data(), DType::f64,
-        layer_.slab.as<double>() + layer_.block.num_matrix_elements, DType::f64);
+    const DecoderWeights weights =
+        bind_decoder_weights(spec, layer_.block, layer_.slab.view().data(), DType::f64,
+                             layer_.slab.as<double>() + layer_.block.num_matrix_elements, DType::f64);
     const DecoderScratch& scratch = buffers.scratch;
     const DecoderPass pass{.spec = spec,
                            .layer = layer_.layer,

@@ -73,9 +73,8 @@ void with_pass(const Inputs& inputs, std::int64_t tile, const Function& function
 
 double loss_of(const Inputs& inputs, std::int64_t tile) {
   double nll_sum = 0.0;
-  with_pass(inputs, tile, [&](const ops::Context& context, const HeadPass& pass) {
-    head_loss(context, pass, &nll_sum);
-  });
+  with_pass(inputs, tile,
+            [&](const ops::Context& context, const HeadPass& pass) { head_loss(context, pass, &nll_sum); });
   return nll_sum;
 }
 
@@ -166,9 +165,8 @@ TEST(Head, InputGradientMayReplaceTheInput) {
 TEST(Head, LogitsAreThoseOfTheLoss) {
   const Inputs inputs;
   OwnedTensor logits(DType::f64, {num_tokens, inputs.spec.vocab_size});
-  with_pass(inputs, num_tokens, [&](const ops::Context& context, const HeadPass& pass) {
-    head_logits(context, pass, logits);
-  });
+  with_pass(inputs, num_tokens,
+            [&](const ops::Context& context, const HeadPass& pass) { head_logits(context, pass, logits); });
   double nll_sum = 0.0;
   for (std::int64_t t = 0; t < num_tokens; ++t) {
     const auto target = static_cast<std::int64_t>(inputs.targets[t]);

@@ -1,10 +1,12 @@
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <array>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <new>
 #include <string>
 
 #include "tests/ops/attention_reference.hpp"
@@ -156,6 +158,60 @@ TEST(AttentionWorkspace, IsTheSameForEveryLengthAndIsEnough) {
     both(c, t);
     for (std::int64_t i = 0; i < t.o.numel(); ++i) ASSERT_TRUE(std::isfinite(t.o[i]));
   }
+}
+
+/// Memory of which only the touched pages exist.
+class SparseTensor {
+ public:
+  SparseTensor(DType dtype, Shape shape)
+      : bytes_(static_cast<std::size_t>(shape.numel()) * size_of(dtype)),
+        memory_(mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+                     0)),
+        view_(memory_, dtype, shape) {
+    if (memory_ == MAP_FAILED) throw std::bad_alloc();
+  }
+  ~SparseTensor() { munmap(memory_, bytes_); }
+  SparseTensor(const SparseTensor&) = delete;
+  SparseTensor& operator=(const SparseTensor&) = delete;
+  TensorView view() const { return view_; }
+
+ private:
+  std::size_t bytes_;
+  void* memory_;
+  TensorView view_;
+};
+
+TEST(Attention, ReachesKeysBeyondTheRangeOf32BitIndices) {
+  const AttentionCase c{"", 2, 1, 64, 5, 30, {{0, 5, 0, 30}}};
+  AttentionTensors near(c, DType::bf16);
+  both(c, near);
+
+  const std::int64_t first = (std::int64_t{1} << 32) / 64 - 10;  // the keys lie across element 2^32
+  const Shape shape{first + c.num_keys, 1, 64};
+  const SparseTensor k(DType::bf16, shape), v(DType::bf16, shape), dk(DType::f32, shape),
+      dv(DType::f32, shape);
+  const auto last = [&](const SparseTensor& tensor) { return tensor.view().rows(first, c.num_keys); };
+  std::memcpy(last(k).data(), near.k.view().data(), near.k.bytes());
+  std::memcpy(last(v).data(), near.v.view().data(), near.v.bytes());
+  AttentionTensors far(c, DType::bf16);
+  const std::array segments{AttentionSegment{0, 5, first, 30}};
+  Scratch scratch(ops::attention_workspace(2, 1, 64, DType::bf16));
+  ops::attention_forward(scratch, {far.o, far.lse, far.q, k.view(), v.view()}, segments, c.settings());
+  ops::attention_backward(scratch,
+                          {.dq = far.dq,
+                           .dk = dk.view(),
+                           .dv = dv.view(),
+                           .dout = far.dout,
+                           .q = far.q,
+                           .k = k.view(),
+                           .v = v.view(),
+                           .o = far.o,
+                           .lse = far.lse},
+                          segments, c.settings());
+  EXPECT_TRUE(far.o.same_bits(near.o));
+  EXPECT_TRUE(far.dq.same_bits(near.dq));
+  EXPECT_EQ(std::memcmp(last(dk).data(), near.dk.view().data(), near.dk.bytes()), 0);
+  EXPECT_EQ(std::memcmp(last(dv).data(), near.dv.view().data(), near.dv.bytes()), 0);
 }
 
 constexpr const char* marker = "attention bits = ";

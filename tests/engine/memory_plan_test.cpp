@@ -1,0 +1,316 @@
+// The ledger that `plan` prints is the ledger of the run, and what cannot fit is refused before anything is
+// allocated.
+
+#include "engine/memory_plan.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <set>
+
+#include "engine_fixture.hpp"
+
+namespace layerstream::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// What `plan` computes for a run: no device, no memory.
+Ledger planned_ledger(const ModelSpec& spec, const RunConfig& run, EngineMode mode) {
+  SimulatedDevice device(0);
+  const std::unique_ptr<MemoryBackend> backend = make_backend(run, device);
+  EngineShape shape = make_engine_shape(spec, run, mode);
+  return plan_memory(shape, *backend);
+}
+
+std::size_t bytes_of(const Ledger& ledger, Space space, const std::string& component) {
+  for (const LedgerLine& line : ledger.lines()) {
+    if (line.space == space && line.component == component) return line.bytes;
+  }
+  ADD_FAILURE() << "no line '" << component << "' in\n" << ledger.to_table();
+  return 0;
+}
+
+std::vector<std::string> lines_of(const Ledger& ledger) {
+  std::vector<std::string> lines;
+  for (const LedgerLine& line : ledger.lines()) {
+    lines.push_back(fmt::format("{} {}: {}", name_of(line.space), line.component, line.bytes));
+  }
+  return lines;
+}
+
+/// Calls function(spec, run, mode, description) for the product of all that changes a buffer.
+void for_each_run(
+    const std::function<void(const ModelSpec&, const RunConfig&, EngineMode, const std::string&)>& function) {
+  for (const EngineMode mode : {EngineMode::train, EngineMode::generate}) {
+    for (const bool tied : {true, false}) {
+      for (const DType compute : {DType::f32, DType::bf16}) {
+        for (const BackendChoice backend : {BackendChoice::explicit_copies, BackendChoice::coherent}) {
+          for (const ActivationPolicy policy :
+               {ActivationPolicy::input, ActivationPolicy::input_attention, ActivationPolicy::all}) {
+            for (const bool on_host : {true, false}) {
+              for (const bool immediate : {false, true}) {
+                for (const std::int64_t chunk_tokens : {7, 40}) {
+                  RunConfig run = tiny_run();
+                  run.compute_dtype = compute;
+                  run.backend = backend;
+                  run.allow_emulation = true;
+                  run.activation_policy = policy;
+                  run.activations_on_host = on_host;
+                  run.optimizer_update = immediate ? OptimizerUpdate::immediate : OptimizerUpdate::deferred;
+                  run.max_grad_norm = immediate ? 0.0 : 1.0;
+                  run.chunk_tokens = chunk_tokens;
+                  run.weight_slots = chunk_tokens == 7 ? 3 : 2;
+                  function(tiny_spec(tied), run, mode,
+                           fmt::format(
+                               "generate {}, tied {}, {}, coherent {}, policy {}, on host {}, immediate {}, "
+                               "chunks of {}",
+                               mode == EngineMode::generate, tied, name_of(compute),
+                               backend == BackendChoice::coherent, static_cast<int>(policy), on_host,
+                               immediate, chunk_tokens));
+                }
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(MemoryPlan, LedgerOfTheRunEqualsThePlanLineByLine) {
+  std::set<std::size_t> device_totals;
+  for_each_run(
+      [&](const ModelSpec& spec, const RunConfig& run, EngineMode mode, const std::string& description) {
+        SCOPED_TRACE(description);
+        SimulatedDevice device(std::size_t{1} << 30);
+        const Engine engine(spec, run, mode, device);
+        const Ledger planned = planned_ledger(spec, run, mode);
+        EXPECT_EQ(lines_of(engine.ledger()), lines_of(planned));
+        device_totals.insert(planned.total(Space::device));
+      });
+  EXPECT_GT(device_totals.size(), 40U);  // the settings do change something
+}
+
+TEST(MemoryPlan, PlanOfAProcessAddsDataAndProcessToTheEngine) {
+  SimulatedDevice device(0);  // plans are made for any device
+  const RunPlan plan = plan_run(tiny_spec(), tiny_run(), device, 12'345);
+  const std::vector<std::string> engine_lines =
+      lines_of(planned_ledger(tiny_spec(), tiny_run(), EngineMode::train));
+  std::vector<std::string> lines = lines_of(plan.ledger);
+  ASSERT_GT(lines.size(), engine_lines.size());
+  lines.resize(engine_lines.size());
+  EXPECT_EQ(lines, engine_lines);
+  EXPECT_EQ(bytes_of(plan.ledger, Space::host, "training data"), 12'345U);
+  EXPECT_GT(bytes_of(plan.ledger, Space::host, "process (code, libraries, stacks)"), 0U);
+  EXPECT_EQ(plan.shape.slot_bytes % 256, 0U);
+}
+
+TEST(MemoryPlan, DeviceThatHasExactlyThePlannedBytesIsEnough) {
+  const RunConfig run = tiny_run();
+  const Ledger planned = planned_ledger(tiny_spec(), run, EngineMode::train);
+  SimulatedDevice device(planned.total(Space::device));
+  Engine engine(tiny_spec(), run, EngineMode::train, device);
+  engine.parameters().initialize(11, 0.2, engine.pool());
+  EXPECT_TRUE(engine.train_step(random_rows(8, run.cutoff_len, 61, 1), step_settings(run, 1)).applied);
+  EXPECT_THROW(device.allocate(1), ResourceError);  // all of it is in use
+}
+
+/// Parameters of a model, and the most that padding can add to the elements of its slabs.
+struct Count {
+  explicit Count(const ModelSpec& spec) {
+    const ModelLayout layout = make_layout(spec);
+    parameters = static_cast<std::size_t>(layout.num_parameters());
+    blocks = layout.blocks.size();
+  }
+  /// 63 elements behind the matrices and 63 behind the vectors of each block, and 255 B behind each array.
+  std::size_t padding(std::size_t bytes_per_element, std::size_t arrays) const {
+    return blocks * (126 * bytes_per_element + 255 * arrays);
+  }
+  std::size_t parameters = 0;
+  std::size_t blocks = 0;
+};
+
+TEST(MemoryPlan, StateTakesTwelveBytesPerParameter) {
+  for_each_run(
+      [](const ModelSpec& spec, const RunConfig& run, EngineMode mode, const std::string& description) {
+        SCOPED_TRACE(description);
+        const Ledger ledger = planned_ledger(spec, run, mode);
+        const Count count(spec);
+        std::size_t state = bytes_of(ledger, Space::host, "weights, upper halves (bf16)") +
+                            bytes_of(ledger, Space::host, "weights, lower halves");
+        const bool train = mode == EngineMode::train;
+        if (train) state += bytes_of(ledger, Space::host, "Adam moments (fp32)");
+        const std::size_t per_parameter = train ? 12 : 4;
+        EXPECT_GE(state, per_parameter * count.parameters);
+        EXPECT_LE(state, per_parameter * count.parameters + count.padding(per_parameter, 4));
+      });
+}
+
+TEST(MemoryPlan, HostGradientsTakeFourBytesPerParameterOrAShortRing) {
+  for_each_run(
+      [](const ModelSpec& spec, const RunConfig& run, EngineMode mode, const std::string& description) {
+        SCOPED_TRACE(description);
+        const Ledger ledger = planned_ledger(spec, run, mode);
+        if (mode == EngineMode::generate) {
+          for (const LedgerLine& line : ledger.lines())
+            EXPECT_THAT(line.component, ::testing::Not(HasSubstr("gradient")));
+          return;
+        }
+        const std::size_t gradients = bytes_of(ledger, Space::host, "gradients (fp32)");
+        const Count count(spec);
+        if (run.optimizer_update == OptimizerUpdate::deferred) {
+          EXPECT_GE(gradients, 4 * count.parameters);
+          EXPECT_LE(gradients, 4 * count.parameters + count.padding(4, 1));
+          return;
+        }
+        // Two slabs of the largest block, and beside them a tied embedding's own.
+        const ModelLayout layout = make_layout(spec);
+        std::size_t largest = 0;
+        for (const BlockLayout& block : layout.blocks) {
+          largest = std::max(largest, static_cast<std::size_t>(block.num_elements));
+        }
+        const auto embedding = static_cast<std::size_t>(layout.blocks[0].num_elements);
+        EXPECT_LE(gradients, 4 * (2 * largest + (spec.tie_word_embeddings ? embedding : 0)) + 3 * 255);
+        EXPECT_LT(gradients, 4 * count.parameters);
+      });
+}
+
+/// A model of 120 billion parameters, and the machine of the paper.
+ModelSpec large_spec() {
+  ModelSpec spec;
+  spec.vocab_size = 128'256;
+  spec.hidden_size = 12'288;
+  spec.intermediate_size = 36'864;
+  spec.num_hidden_layers = 69;
+  spec.num_attention_heads = 96;
+  spec.num_key_value_heads = 8;
+  spec.head_dim = 128;
+  spec.max_position_embeddings = 131'072;
+  return spec;
+}
+
+RunConfig large_run() {
+  RunConfig run;
+  run.cutoff_len = 131'072;
+  run.per_device_train_batch_size = 1;
+  run.optimizer_threads = 1;
+  return run;
+}
+
+TEST(MemoryPlan, IsMadeForMachinesThatAreNotHere) {
+  const std::size_t parameters = Count(large_spec()).parameters;
+  ASSERT_GT(parameters, 110'000'000'000U);
+  const Ledger ledger = planned_ledger(large_spec(), large_run(), EngineMode::train);
+  const std::size_t state = bytes_of(ledger, Space::host, "weights, upper halves (bf16)") +
+                            bytes_of(ledger, Space::host, "weights, lower halves") +
+                            bytes_of(ledger, Space::host, "Adam moments (fp32)");
+  EXPECT_NEAR(static_cast<double>(state) / static_cast<double>(parameters), 12.0, 1e-3);
+}
+
+/// Counts what is asked of it.
+class CountingDevice final : public Device {
+ public:
+  explicit CountingDevice(std::size_t memory_limit) : device_(memory_limit) {}
+  std::string description() const override { return device_.description(); }
+  std::size_t memory_limit() const override { return device_.memory_limit(); }
+  std::unique_ptr<DeviceRegion> allocate(std::size_t bytes) override {
+    ++num_allocations;
+    return device_.allocate(bytes);
+  }
+  StreamView stream(Lane lane) override { return device_.stream(lane); }
+  std::unique_ptr<Event> make_event() override { return device_.make_event(); }
+  void synchronize() override { device_.synchronize(); }
+  bool uses_host_memory() const override { return device_.uses_host_memory(); }
+  Link& link() override { return device_.link(); }
+  void poison(void* data, std::size_t bytes, StreamView stream) override {
+    device_.poison(data, bytes, stream);
+  }
+
+  int num_allocations = 0;
+
+ private:
+  SimulatedDevice device_;
+};
+
+/// The message with which the engine refuses a run. Expects exit code 2 and no allocation.
+std::string refusal_of(const ModelSpec& spec, const RunConfig& run, std::size_t device_limit) {
+  CountingDevice device(device_limit);
+  std::string message;
+  try {
+    const Engine engine(spec, run, EngineMode::train, device);
+    ADD_FAILURE() << "not refused";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), exit_code::refused);
+    message = error.what();
+  }
+  EXPECT_EQ(device.num_allocations, 0);
+  return message;
+}
+
+TEST(MemoryCheck, DeviceLimitThatIsTooSmallIsNamedWithNeedAndHave) {
+  const Ledger planned = planned_ledger(tiny_spec(), tiny_run(), EngineMode::train);
+  const std::size_t need = planned.total(Space::device);
+  const std::string message = refusal_of(tiny_spec(), tiny_run(), need - 1);
+  EXPECT_THAT(message, HasSubstr(fmt::format("device memory: need {}", format_bytes(need))));
+  EXPECT_THAT(message, HasSubstr(fmt::format("have {}", format_bytes(need - 1))));
+  EXPECT_THAT(message, HasSubstr("device_memory_limit"));
+  EXPECT_THAT(message, ::testing::Not(HasSubstr("host memory: need")));
+}
+
+TEST(MemoryCheck, HostLimitThatIsTooSmallIsNamedWithNeedAndHave) {
+  const Ledger planned = planned_ledger(tiny_spec(), tiny_run(), EngineMode::train);
+  // A simulated device is host memory too.
+  const std::size_t need = planned.total(Space::host) + planned.total(Space::device);
+  RunConfig run = tiny_run();
+  run.host_memory_limit = need - 1;
+  const std::string message = refusal_of(tiny_spec(), run, std::size_t{1} << 30);
+  EXPECT_THAT(message, HasSubstr(fmt::format("host memory: need {}", format_bytes(need))));
+  EXPECT_THAT(message, HasSubstr(fmt::format("have {} (host_memory_limit)", format_bytes(need - 1))));
+  EXPECT_THAT(message, ::testing::Not(HasSubstr("device memory: need")));
+
+  run.host_memory_limit = need;
+  SimulatedDevice device(std::size_t{1} << 30);
+  EXPECT_NO_THROW(Engine(tiny_spec(), run, EngineMode::train, device));
+}
+
+TEST(MemoryCheck, BothLimitsAreNamedAtOnceWithEveryComponentAndARemedy) {
+  RunConfig run = large_run();
+  run.host_memory_limit = std::size_t{1} << 30;
+  const std::string message = refusal_of(large_spec(), run, std::size_t{1} << 20);
+  EXPECT_THAT(message, HasSubstr("device memory: need"));
+  EXPECT_THAT(message, HasSubstr("have 1.00 MiB (simulated device"));
+  EXPECT_THAT(message, HasSubstr("host memory: need"));
+  EXPECT_THAT(message, HasSubstr("have 1.00 GiB (host_memory_limit)"));
+  const Ledger planned = planned_ledger(large_spec(), run, EngineMode::train);
+  for (const LedgerLine& line : planned.lines()) {
+    EXPECT_THAT(message, HasSubstr(line.component));
+  }
+  EXPECT_THAT(message, HasSubstr("lower chunk_tokens"));
+}
+
+TEST(MemoryCheck, WithoutAHostLimitTheFileThatBindsIsNamed) {
+  const std::string message = refusal_of(large_spec(), large_run(), std::size_t{1} << 50);
+  EXPECT_THAT(message, HasSubstr("host memory: need"));
+  EXPECT_THAT(message, ::testing::ContainsRegex("have .*\\(/(proc|sys)/"));
+}
+
+TEST(MemoryCheck, CoherentBackendMustBeAskedForTwiceOnADeviceWithoutCoherentMemory) {
+  RunConfig run = tiny_run();
+  run.backend = BackendChoice::coherent;
+  const std::string message = refusal_of(tiny_spec(), run, std::size_t{1} << 30);
+  EXPECT_THAT(message, HasSubstr("backend: coherent"));
+  EXPECT_THAT(message, HasSubstr("allow_emulation"));
+}
+
+TEST(MemoryCheck, ImmediateUpdateWithClippingIsRefused) {
+  RunConfig run = tiny_run();
+  run.optimizer_update = OptimizerUpdate::immediate;
+  const std::string message = refusal_of(tiny_spec(), run, std::size_t{1} << 30);
+  EXPECT_THAT(message, HasSubstr("optimizer_update: immediate"));
+  EXPECT_THAT(message, HasSubstr("max_grad_norm: 0"));
+}
+
+}  // namespace
+}  // namespace layerstream::test

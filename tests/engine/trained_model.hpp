@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cmath>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "engine_fixture.hpp"
+
+namespace layerstream::test {
+
+template <class Function>
+void for_each_parameter(const ModelLayout& layout, const Function& function) {
+  for (int block = 0; block < layout.num_blocks(); ++block) {
+    for (const Parameter& parameter : layout.blocks[static_cast<std::size_t>(block)].parameters) {
+      function(block, parameter);
+    }
+  }
+}
+
+inline std::vector<float> values_of(const ParameterStore& store, int block, const Parameter& parameter) {
+  std::vector<float> values(static_cast<std::size_t>(parameter.numel()));
+  store.read(block, parameter, 0, values);
+  return values;
+}
+
+/// An engine with weights from a fixed seed.
+class TrainedModel {
+ public:
+  TrainedModel(const ModelSpec& spec, const RunConfig& run)
+      : engine(spec, run, EngineMode::train, device_, {.poison = true}) {
+    engine.parameters().initialize(11, spec.initializer_range, engine.pool());
+  }
+
+  const ModelLayout& layout() { return engine.parameters().layout(); }
+
+  /// Of the last step, all parameters in order.
+  std::vector<std::vector<float>> gradients() {
+    std::vector<std::vector<float>> all;
+    for_each_parameter(layout(), [&](int block, const Parameter& parameter) {
+      all.push_back(engine.gradient(block, parameter));
+    });
+    return all;
+  }
+
+  void fill(int block, std::string_view tail, float value) {
+    const Parameter& parameter = layout().blocks[static_cast<std::size_t>(block)].at(tail);
+    engine.parameters().write(block, parameter, 0,
+                              std::vector<float>(static_cast<std::size_t>(parameter.numel()), value));
+    engine.parameters().bump_version(block);
+  }
+
+  void scale(int block, std::string_view tail, float factor) {
+    const Parameter& parameter = layout().blocks[static_cast<std::size_t>(block)].at(tail);
+    std::vector<float> values = values_of(engine.parameters(), block, parameter);
+    for (float& value : values) value *= factor;
+    engine.parameters().write(block, parameter, 0, values);
+    engine.parameters().bump_version(block);
+  }
+
+ private:
+  SimulatedDevice device_{std::size_t{1} << 30};
+
+ public:
+  Engine engine;
+};
+
+/// ‖a − b‖ / ‖b‖.
+inline double relative_error(const std::vector<float>& a, const std::vector<double>& b) {
+  double difference = 0.0;
+  double norm = 0.0;
+  for (std::size_t i = 0; i < b.size(); ++i) {
+    difference += (static_cast<double>(a[i]) - b[i]) * (static_cast<double>(a[i]) - b[i]);
+    norm += b[i] * b[i];
+  }
+  return std::sqrt(difference / norm);
+}
+
+}  // namespace layerstream::test
