@@ -84,5 +84,37 @@ TEST_F(PeakMemory, OfTrainingSavingResumingAndLoadingIsThePlan) {
   expect_as_planned(files_.run("train", loaded), planned(loaded));
 }
 
+struct Configuration {
+  std::string name;
+  std::vector<std::string> overrides;
+};
+void PrintTo(const Configuration& configuration, std::ostream* stream) {
+  *stream << configuration.name;
+}
+
+class PlannedPeak : public PeakMemory, public ::testing::WithParamInterface<Configuration> {};
+
+TEST_P(PlannedPeak, IsWithinFivePercentOfTheMeasuredOne) {
+  std::vector<std::string> overrides = GetParam().overrides;
+  overrides.push_back("max_steps=1");
+  const auto plan = static_cast<double>(planned(overrides));
+  const ChildResult result = files_.run("train", overrides);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NEAR(static_cast<double>(result.peak_bytes) / plan, 1.0, 0.05)
+      << format_bytes(result.peak_bytes) << " of " << format_bytes(static_cast<std::size_t>(plan));
+}
+
+INSTANTIATE_TEST_SUITE_P(FourConfigurations, PlannedPeak,
+                         ::testing::Values(Configuration{"bf16", {}},
+                                           Configuration{"fp32_three_slots_coherent",
+                                                         {"compute_dtype=fp32", "weight_slots=3",
+                                                          "backend=coherent", "allow_emulation=true"}},
+                                           Configuration{"everything_saved_on_the_device",
+                                                         {"activation_policy=all", "activation_home=device"}},
+                                           Configuration{"immediate_update_attention_on_the_host",
+                                                         {"optimizer_update=immediate", "max_grad_norm=0",
+                                                          "activation_policy=input+attention"}}),
+                         [](const auto& info) { return info.param.name; });
+
 }  // namespace
 }  // namespace layerstream::test
