@@ -73,6 +73,7 @@ int run(int argc, char** argv) {
                                                      : ActivationPolicy::input;
 
   const ops::Runtime runtime;
+  for (const std::string& warning : runtime.warnings()) std::cerr << warning << '\n';
   SimulatedDevice device(host_budget(config).bytes);
   LaneTimes lanes;
   Engine engine(spec, config, EngineMode::train, device, {.poison = false, .observer = &lanes});

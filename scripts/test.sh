@@ -34,8 +34,8 @@ expected=$((build_seconds * 3 / 2 + test_seconds * 8))
 left=$((budget - SECONDS))
 selection=()
 if [ "$expected" -gt "$left" ]; then
-  selection=(-R '^(core|io|backends|longctx)_')
-  echo "test.sh: $left s left, about $expected s needed for all sanitizer tests: core, io, backends and longctx only"
+  selection=(-R '^(core|io|backends|longctx|engine)_')
+  echo "test.sh: $left s left, about $expected s needed for all sanitizer tests: without ops, model and cli"
 fi
 # Configured with its target of least work, so that ctest can name the tests to build.
 scripts/build.sh cpu-debug layerstream_test_support

@@ -19,6 +19,7 @@ void train(const ConfigOptions& options) {
   const SignalHandlers handlers(stop);
   const ops::Runtime runtime;
   log.info("kernels: {}", runtime.description());
+  for (const std::string& warning : runtime.warnings()) log.warning("{}", warning);
   SimulatedDevice device(config.run.device_memory_limit.value_or(host_budget(config.run).bytes));
   Trainer trainer(config, device, stop, log);
   const TrainingEnd end = trainer.run();

@@ -104,9 +104,8 @@ std::vector<std::string> thread_warnings(const CpuAllowance& allowance, const Op
   const int usable = allowance.usable();
   if (in_mask == 1 && allowance.online > 1 && binds(openmp)) {
     warnings.push_back(
-        fmt::format("OMP_PROC_BIND/OMP_PLACES have pinned the main thread to CPU {}, and threads made later "
-                    "inherit that: host "
-                    "threads share 1 of {} CPUs; set OMP_PROC_BIND=false",
+        fmt::format("OMP_PROC_BIND/OMP_PLACES have pinned the main thread to CPU {}, and threads made "
+                    "later inherit that: host threads share 1 of {} CPUs; set OMP_PROC_BIND=false",
                     format_cpu_list(allowance.cpus), allowance.online));
   } else if (in_mask < allowance.online) {
     warnings.push_back(

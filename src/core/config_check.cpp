@@ -46,9 +46,8 @@ void check_config(const RunConfig& run, const ConfigOrigins& origins) {
   }
   if (run.model_name_or_path.empty() && run.config_name.empty()) {
     problems.add(
-        "no model: set model_name_or_path to a Hugging Face model directory, or config_name to a config.json "
-        "to "
-        "train from scratch");
+        "no model: set model_name_or_path to a Hugging Face model directory, or config_name to a "
+        "config.json to train from scratch");
   }
   if (!run.model_name_or_path.empty() && !run.config_name.empty()) {
     problems.add(

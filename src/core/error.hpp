@@ -10,10 +10,11 @@ namespace layerstream {
 /// Exit codes of the `layerstream` program.
 namespace exit_code {
 inline constexpr int success = 0;
-inline constexpr int failure = 1;       ///< something went wrong while running
-inline constexpr int refused = 2;       ///< configuration, input files or memory refused before step 0
-inline constexpr int not_finite = 3;    ///< too many steps in a row with NaN or Inf
-inline constexpr int interrupted = 75;  ///< SIGTERM/SIGINT/SIGUSR1 honoured: run again; with a checkpoint if a step was done
+inline constexpr int failure = 1;     ///< something went wrong while running
+inline constexpr int refused = 2;     ///< configuration, input files or memory refused before step 0
+inline constexpr int not_finite = 3;  ///< too many steps in a row with NaN or Inf
+inline constexpr int interrupted =
+    75;  ///< SIGTERM/SIGINT/SIGUSR1 honoured: run again; with a checkpoint if a step was done
 }  // namespace exit_code
 
 /// Base of all errors thrown by layerstream. The message says what is wrong, where (file, key, tensor,

@@ -26,11 +26,11 @@ struct RunConfig {
   std::string config_name;         ///< config.json (or its directory) of a model to train from scratch
 
   // Data
-  std::vector<std::string> train_file;         ///< text files, directories, or token shards (.safetensors)
-  std::int64_t cutoff_len = 2048;              ///< tokens of a row
-  bool packing = true;                         ///< several documents in a row; they never attend to each other
-  Overlong overlong = Overlong::split;         ///< documents longer than a row
-  OnBadLine on_bad_line = OnBadLine::error;    ///< text that is not UTF-8, ids outside the vocabulary
+  std::vector<std::string> train_file;       ///< text files, directories, or token shards (.safetensors)
+  std::int64_t cutoff_len = 2048;            ///< tokens of a row
+  bool packing = true;                       ///< several documents in a row; they never attend to each other
+  Overlong overlong = Overlong::split;       ///< documents longer than a row
+  OnBadLine on_bad_line = OnBadLine::error;  ///< text that is not UTF-8, ids outside the vocabulary
 
   // Training
   std::string output_dir;
@@ -40,32 +40,32 @@ struct RunConfig {
   std::int64_t warmup_steps = 0;
   double warmup_ratio = 0.0;
   double num_train_epochs = 3.0;
-  std::int64_t max_steps = -1;                 ///< > 0 overrides num_train_epochs
+  std::int64_t max_steps = -1;  ///< > 0 overrides num_train_epochs
   std::int64_t per_device_train_batch_size = 8;
   std::int64_t gradient_accumulation_steps = 1;
   double weight_decay = 0.0;
   double adam_beta1 = 0.9;
   double adam_beta2 = 0.999;
   double adam_epsilon = 1e-8;
-  double max_grad_norm = 1.0;                  ///< 0: no clipping
-  std::int64_t max_skipped_steps = 10;         ///< steps with NaN or Inf in a row before the run stops
+  double max_grad_norm = 1.0;           ///< 0: no clipping
+  std::int64_t max_skipped_steps = 10;  ///< steps with NaN or Inf in a row before the run stops
 
   // Saving and logging
-  std::int64_t logging_steps = 1;              ///< theirs is 500: a line per step is what a long step wants
-  std::int64_t save_steps = 500;               ///< 0: only at the end
-  std::int64_t save_total_limit = 0;           ///< 0: keep all
-  std::string resume_from_checkpoint;          ///< a checkpoint directory, or "auto": the newest complete one
+  std::int64_t logging_steps = 1;      ///< theirs is 500: a line per step is what a long step wants
+  std::int64_t save_steps = 500;       ///< 0: only at the end
+  std::int64_t save_total_limit = 0;   ///< 0: keep all
+  std::string resume_from_checkpoint;  ///< a checkpoint directory, or "auto": the newest complete one
 
   // Engine: none of these changes a bit of the result, except compute_dtype and the two tile sizes
   DType compute_dtype = DType::bf16;
   BackendChoice backend = BackendChoice::automatic;
-  bool allow_emulation = false;                ///< coherent backend on a device without coherent memory
+  bool allow_emulation = false;  ///< coherent backend on a device without coherent memory
   std::int64_t weight_slots = 2;
   ActivationPolicy activation_policy = ActivationPolicy::input;
-  bool activations_on_host = true;             ///< key `activation_home: host | device`
+  bool activations_on_host = true;  ///< key `activation_home: host | device`
   OptimizerUpdate optimizer_update = OptimizerUpdate::deferred;
-  std::int64_t optimizer_threads = 0;          ///< 0: what the affinity mask leaves
-  std::int64_t chunk_tokens = 8192;            ///< tokens that go through a block at once
+  std::int64_t optimizer_threads = 0;  ///< 0: what the affinity mask leaves
+  std::int64_t chunk_tokens = 8192;    ///< tokens that go through a block at once
   std::int64_t loss_tile_tokens = 2048;
   std::optional<std::uint64_t> device_memory_limit;  ///< bytes; also "24GiB"
   std::optional<std::uint64_t> host_memory_limit;

@@ -44,9 +44,8 @@ std::unique_ptr<MemoryBackend> make_backend(const RunConfig& config, Device& dev
     case BackendChoice::coherent:
       if (!config.allow_emulation) {
         throw ConfigError(
-            "backend: coherent: this device does not share the host's page tables; set allow_emulation: true "
-            "to "
-            "emulate it, or backend: explicit");
+            "backend: coherent: this device does not share the host's page tables; set allow_emulation: "
+            "true to emulate it, or backend: explicit");
       }
       return std::make_unique<CoherentBackend>(device.link());
   }

@@ -85,8 +85,9 @@ void check_memory(const Ledger& ledger, const HostBudget& host, const Device& de
   const std::size_t host_need = ledger.total(Space::host) + (device.uses_host_memory() ? device_need : 0);
   std::string problems;
   if (device_need > device.memory_limit()) {
-    problems += fmt::format("device memory: need {}, have {} ({}; device_memory_limit sets it)\n", format_bytes(device_need),
-                            format_bytes(device.memory_limit()), device.description());
+    problems +=
+        fmt::format("device memory: need {}, have {} ({}; device_memory_limit sets it)\n",
+                    format_bytes(device_need), format_bytes(device.memory_limit()), device.description());
   }
   if (host_need > host.bytes) {
     problems += fmt::format("host memory: need {}{}, have {} ({})\n", format_bytes(host_need),
@@ -94,10 +95,10 @@ void check_memory(const Ledger& ledger, const HostBudget& host, const Device& de
                             format_bytes(host.bytes), host.bound_by);
   }
   if (problems.empty()) return;
-  throw ResourceError(
-      fmt::format("{}{}  lower chunk_tokens, cutoff_len, per_device_train_batch_size or weight_slots, choose "
-                  "activation_policy: input, or raise the limit that binds (device_memory_limit, host_memory_limit)",
-                  problems, ledger.to_table()));
+  throw ResourceError(fmt::format(
+      "{}{}  lower chunk_tokens, cutoff_len, per_device_train_batch_size or weight_slots, choose "
+      "activation_policy: input, or raise the limit that binds (device_memory_limit, host_memory_limit)",
+      problems, ledger.to_table()));
 }
 
 }  // namespace layerstream

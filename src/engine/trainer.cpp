@@ -47,9 +47,8 @@ std::string byte_token_warning(const RunConfig& run, const io::DatasetReport& re
   if (report.text_files == 0 || run.model_name_or_path.empty() || !has_tokenizer(run.model_name_or_path))
     return {};
   return fmt::format(
-      "train_file: {} plain text files are read as byte tokens, which mean nothing to {}: it has a tokenizer "
-      "of its "
-      "own; prepare token shards with that (tools/)",
+      "train_file: {} plain text files are read as byte tokens, which mean nothing to {}: it has a "
+      "tokenizer of its own; prepare token shards with that (tools/)",
       report.text_files, run.model_name_or_path);
 }
 
@@ -163,15 +162,13 @@ void Trainer::check_output_directory() const {
     if (passed_over.empty()) return;
     throw ConfigError(
         fmt::format("output_dir {} holds checkpoints, but none that is complete (see the warnings); repair "
-                    "them, or choose another "
-                    "output_dir",
+                    "them, or choose another output_dir",
                     run.output_dir));
   }
   const io::FoundCheckpoint* const existing = &complete.back();
   throw ConfigError(
-      fmt::format("output_dir {} holds {} of another run; continue it with resume_from_checkpoint: auto, or "
-                  "choose another "
-                  "output_dir",
+      fmt::format("output_dir {} holds {} of another run; continue it with resume_from_checkpoint: auto, "
+                  "or choose another output_dir",
                   run.output_dir, existing->path.filename().string()));
 }
 
@@ -372,9 +369,8 @@ TrainingEnd Trainer::run() {
       log_.warning("step {}: no target; nothing was changed", state_.global_step);
     } else if (!result.applied) {
       log_.warning(
-          "step {}: loss {} and gradient norm {} are not finite in fp32; nothing was changed ({} such steps "
-          "in a row, "
-          "{} end the run)",
+          "step {}: loss {} and gradient norm {} are not finite in fp32; nothing was changed ({} such "
+          "steps in a row, {} end the run)",
           state_.global_step, result.loss, result.grad_norm, state_.skipped_in_row, run.max_skipped_steps);
       if (state_.skipped_in_row >= run.max_skipped_steps) {
         throw Error(

@@ -113,8 +113,7 @@ void check_space(const fs::path& output_dir, std::uint64_t bytes_needed,
   if (have >= bytes_needed) return;
   throw ResourceError(
       fmt::format("{}: checkpoints need {} ({} bytes), the file system has {} ({} bytes) free; free space "
-                  "there, choose another "
-                  "output_dir, or lower save_total_limit or the number of saves",
+                  "there, choose another output_dir, or lower save_total_limit or the number of saves",
                   output_dir.string(), format_bytes(bytes_needed), bytes_needed, format_bytes(have), have));
 }
 

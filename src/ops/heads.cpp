@@ -63,8 +63,7 @@ struct HeadTransformRow {
     } else {
       const A inverse = inverse_rms(group, value, head_dim, parts.eps);
       const A* weight = parts.norm_weight;
-      rotate(group, token, result,
-             [=](std::int64_t i) { return weight[i] * (value(i) * inverse); });
+      rotate(group, token, result, [=](std::int64_t i) { return weight[i] * (value(i) * inverse); });
     }
   }
 

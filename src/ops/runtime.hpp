@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace layerstream::ops {
 
@@ -15,12 +16,20 @@ class Runtime {
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
 
-  /// For the banner: execution space and concurrency.
+  /// For the banner: execution space, concurrency, and the kernels that the BLAS has chosen for this CPU.
   std::string description() const;
+
+  /// What makes kernels slower than this machine can be: an OpenBLAS that does not know the CPU and has
+  /// fallen back to kernels without its vector instructions, with the remedy. Empty when all is well.
+  std::vector<std::string> warnings() const;
 
  private:
   struct Guard;
   std::unique_ptr<Guard> guard_;
 };
+
+/// The warning for a BLAS that uses `core` kernels on a CPU whose widest vector set is given; empty if they
+/// go together.
+std::string blas_core_warning(const std::string& core, bool has_avx2, bool has_avx512);
 
 }  // namespace layerstream::ops

@@ -13,7 +13,8 @@ namespace layerstream::test {
 /// Files for runs of the program: a model configuration, training data and a configuration of the run.
 class ProgramFiles {
  public:
-  ProgramFiles() { write_config(files_.config()); }
+  /// On a disk: checkpoints here are large, and saving is to take time.
+  ProgramFiles() : files_(std::filesystem::temp_directory_path()) { write_config(files_.config()); }
 
   std::filesystem::path path(const std::string& name) const { return files_.path(name); }
   RunConfig config() const { return files_.config(); }

@@ -94,11 +94,11 @@ TEST_P(Signals, DuringTheFirstStepOfTheWarmUpItIsFinishedAndKept) {
   auto model = small_model_json();
   model["num_hidden_layers"] = 8;
   files_.write_model(model);
-  write_text(files_.path("data.txt"), text_of_words(2000 * 32 - 1, 1));
-  // A step of 64,000 tokens takes half a second and more. No line says that it began: it does so a few
+  write_text(files_.path("data.txt"), text_of_words(400 * 32 - 1, 1));
+  // A step of 12,800 tokens takes half a second. No line says that it began: it does so a few
   // milliseconds after the weights are there.
   Child child(
-      files_.arguments("train", {"per_device_train_batch_size=1000", "chunk_tokens=4096", "warmup_steps=4"}));
+      files_.arguments("train", {"per_device_train_batch_size=400", "chunk_tokens=4096", "warmup_steps=4"}));
   ASSERT_TRUE(child.wait_for("fresh weights"));
   std::this_thread::sleep_for(std::chrono::milliseconds(60));
   child.signal(GetParam());

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -126,9 +127,10 @@ inline RunRecord train(const ModelSpec& spec, const RunConfig& run, int steps,
 /// A directory that is removed with its contents.
 class ScratchDirectory {
  public:
-  ScratchDirectory() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "layerstream-test-XXXXXX").string();
-    path_ = ::mkdtemp(pattern.data());
+  explicit ScratchDirectory(const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
+    std::string pattern = (parent / "layerstream-test-XXXXXX").string();
+    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp failed for " + pattern);
+    path_ = pattern;
   }
   ~ScratchDirectory() {
     std::error_code ignored;

@@ -49,7 +49,12 @@ class Packed : public ::testing::TestWithParam<Chunking> {
     run_.compute_dtype = GetParam().compute;
     run_.chunk_tokens = GetParam().chunk_tokens;
   }
-  ModelSpec spec_ = tiny_spec(false);
+  static ModelSpec small_vocabulary() {
+    ModelSpec spec = tiny_spec(false);
+    spec.vocab_size = 13;
+    return spec;
+  }
+  ModelSpec spec_ = small_vocabulary();
   RunConfig run_ = tiny_run();
   PackedPair pair_{document(9, spec_.vocab_size, 1), document(12, spec_.vocab_size, 2)};
 };

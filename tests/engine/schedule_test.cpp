@@ -10,6 +10,7 @@
 
 #include "core/random.hpp"
 #include "schedule_checker.hpp"
+#include "schedule_replay.hpp"
 
 namespace layerstream::test {
 namespace {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/error.hpp"
@@ -246,6 +247,50 @@ TEST_F(DatasetTest, StoredInTwoBytesPerTokenWhereTheVocabularyAllowsIt) {
   EXPECT_GE(large.bytes(), 4u * 100'001);
   EXPECT_LE(large.bytes(), 4u * 100'001 + 49 * 32 + 64);
   EXPECT_EQ(small.row(48).input_ids, large.row(48).input_ids);
+}
+
+TEST_F(DatasetTest, ReadingTellsHowFarItIsAndCanBeStoppedAnywhere) {
+  DatasetOptions wanted = options({data_.write("a.txt", std::string(1000, 'a')), data_.write("b.txt", "b"),
+                                   data_.write("c.safetensors", safetensors_bytes({input_ids({1, 2, 3})}))},
+                                  300);
+  std::vector<std::int64_t> done;
+  std::int64_t total_bytes = 0;
+  wanted.between_pieces = [&](std::int64_t bytes, std::int64_t total) {
+    done.push_back(bytes);
+    total_bytes = total;
+    EXPECT_LE(bytes, total);
+  };
+  Dataset::load(wanted);
+  EXPECT_TRUE(std::is_sorted(done.begin(), done.end()));
+  EXPECT_GT(total_bytes, 1001);
+  ASSERT_GT(done.size(), 5u);
+  for (std::size_t stop_at = 0; stop_at < done.size(); ++stop_at) {
+    std::size_t calls = 0;
+    wanted.between_pieces = [&](std::int64_t, std::int64_t) {
+      if (calls++ == stop_at) throw Error("stop here");
+    };
+    EXPECT_EQ(message_of<Error>([&] { Dataset::load(wanted); }), "stop here");
+  }
+}
+
+TEST_F(DatasetTest, TextLargerThanAPieceIsReadWholeAndItsFaultsAreCountedFromTheFilesStart) {
+  // A piece is 64 MiB; its end falls into a line of two-byte characters.
+  std::string line(99, '\0');
+  for (std::size_t i = 0; i < 98; i += 2) line.replace(i, 2, "\xc3\xa9");
+  line.back() = '\n';
+  std::string text;
+  constexpr std::size_t lines = (std::size_t{65} << 20) / 99;
+  text.reserve(lines * 99);
+  for (std::size_t i = 0; i < lines; ++i) text += line;
+  const std::size_t bytes = text.size();
+  const std::string path = data_.write("large.txt", text);
+  DatasetOptions wanted = options({path}, 300);
+  wanted.cutoff_len = 1 << 20;
+  EXPECT_EQ(Dataset::load(wanted).num_tokens(), static_cast<std::int64_t>(bytes) + 1);
+  text[bytes - 97] = '\xff';
+  data_.write("large.txt", text);
+  EXPECT_THAT(message_of<FileError>([&] { Dataset::load(wanted); }),
+              HasSubstr(fmt::format("{}:{}:3: not UTF-8", path, lines)));
 }
 
 TEST(LengthPercentiles, AreNearestRank) {

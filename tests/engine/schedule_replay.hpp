@@ -1,0 +1,316 @@
+#pragma once
+
+#include <fmt/format.h>
+
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "schedule_checker.hpp"
+
+namespace layerstream::test {
+
+/// Follows what lies in each buffer through the list of operations, and stops at the first operation that
+/// does not find what it needs. Where `find_race` finds nothing every possible execution has the same result.
+class StepReplay {
+ public:
+  StepReplay(const Schedule& schedule, const ScheduleSettings& settings, const ChunkPlan& chunks)
+      : schedule_(schedule), settings_(settings), chunks_(chunks), head_(settings.num_blocks - 1) {
+    const auto num_blocks = static_cast<std::size_t>(settings.num_blocks);
+    versions_.assign(num_blocks, 0);
+    updates_.assign(num_blocks, 0);
+    emits_.assign(num_blocks, 0);
+    if (settings.pending_update) {
+      for (int block = 0; block <= head_; ++block) {
+        host_gradients_[host_gradient_slab(settings, block)] = {
+            .block = block, .complete = true, .of_this_step = false};
+      }
+    }
+  }
+
+  /// Empty when every operation finds what it needs and the step is complete.
+  std::string run() {
+    for (int i = 0; i < static_cast<int>(schedule_.operations.size()); ++i) {
+      index_ = i;
+      step(schedule_.operations[static_cast<std::size_t>(i)]);
+      if (!problem_.empty()) return problem_;
+    }
+    finish();
+    return problem_;
+  }
+
+  int num_fetches() const { return num_fetches_; }
+
+ private:
+  struct SlotContent {
+    int block, version, embedding_version;
+    friend bool operator==(const SlotContent&, const SlotContent&) = default;
+  };
+  struct GradientContent {
+    int block = -1;
+    bool has_share_of_head = false;
+    std::set<int> chunks;
+    bool normed = false;
+  };
+  struct HostGradient {
+    int block = -1;
+    bool complete = false;  // else the head's share of a tied matrix
+    bool of_this_step = true;
+  };
+  struct KeyValues {
+    int block = -1;
+    int group = -1;
+    bool rebuilt = false;
+    std::set<int> chunks;    // whose keys and values are there
+    std::set<int> backward;  // that have been through the backward pass
+  };
+
+  void expect(bool holds, const char* what) {
+    if (!holds && problem_.empty()) problem_ = fmt::format("{}: {}", to_string(schedule_, index_), what);
+  }
+  bool tied() const { return settings_.head_uses_embedding; }
+  bool saves() const { return settings_.activation_policy != ActivationPolicy::input; }
+  int input_buffer(int block) const { return settings_.activations_on_host ? block % 2 : block; }
+  SlotContent current(int block) const {
+    return {block, versions_[static_cast<std::size_t>(block)], block == head_ && tied() ? versions_[0] : 0};
+  }
+
+  void expect_weights(const Operation& operation) {
+    const auto slot = slots_.find(operation.weight_slot);
+    expect(slot != slots_.end() && slot->second == current(operation.block), "the slot holds other weights");
+  }
+  void expect_input(const Operation& operation) {
+    const auto found = inputs_.find({input_buffer(operation.block), operation.chunk});
+    expect(found != inputs_.end() && found->second == operation.block, "the input is not there");
+  }
+  int group_of(int chunk) const { return chunks_.chunks[static_cast<std::size_t>(chunk)].group; }
+
+  void write_intermediates(const Operation& operation) {
+    if (!saves()) return;
+    if (settings_.activations_on_host) {
+      expect(operation.intermediate_slot >= 0 && operation.intermediate_slot < settings_.intermediate_slots,
+             "no intermediate slot");
+      ring_[operation.intermediate_slot] = {operation.block, operation.chunk};
+    } else {
+      resident_.insert({operation.block, operation.chunk});
+    }
+  }
+  void take_intermediates(const Operation& operation) {
+    if (!saves()) return;
+    const std::pair key{operation.block, operation.chunk};
+    if (settings_.activations_on_host) {
+      const auto found = ring_.find(operation.intermediate_slot);
+      expect(found != ring_.end() && found->second == key, "the ring holds other intermediates");
+      ring_.erase(operation.intermediate_slot);  // overwritten with gradients
+    } else {
+      expect(resident_.erase(key) == 1, "the intermediates are not there");
+    }
+  }
+  GradientContent& gradient_of(const Operation& operation) {
+    GradientContent& content = gradients_[operation.gradient_slot];
+    expect(content.block == operation.block, "the gradient slot belongs to another block");
+    return content;
+  }
+  void add_gradient(const Operation& operation) {
+    GradientContent& content = gradient_of(operation);
+    expect(!content.normed, "the gradient was finished");
+    expect(content.chunks.insert(operation.chunk).second, "the chunk's gradient was added before");
+  }
+
+  void step(const Operation& operation) {
+    const int b = operation.block;
+    const int c = operation.chunk;
+    const auto block = static_cast<std::size_t>(b);
+    switch (operation.kind) {
+      case OperationKind::update: {
+        HostGradient& gradient = host_gradients_[host_gradient_slab(settings_, b)];
+        const bool immediate = settings_.optimizer_update == OptimizerUpdate::immediate;
+        expect(gradient.block == b && gradient.complete && gradient.of_this_step == immediate,
+               "the host slab holds another gradient");
+        gradient = {};
+        ++versions_[block];
+        ++updates_[block];
+        break;
+      }
+      case OperationKind::fetch_weights:
+        expect(!slots_.contains(operation.weight_slot), "the slot is in use");
+        expect(operation.weight_slot >= 0 && operation.weight_slot < settings_.weight_slots, "no such slot");
+        if (settings_.pending_update) {
+          expect(updates_[block] == 1 && (b != head_ || !tied() || updates_[0] == 1),
+                 "its update is still waiting");
+        }
+        slots_[operation.weight_slot] = current(b);
+        ++num_fetches_;
+        break;
+      case OperationKind::release_weights:
+        expect(slots_.contains(operation.weight_slot) && slots_[operation.weight_slot].block == b,
+               "the slot holds another block");
+        slots_.erase(operation.weight_slot);
+        break;
+      case OperationKind::forward:
+        expect_weights(operation);
+        if (b > 0) {
+          expect_input(operation);
+          append_key_values(operation, false);
+          write_intermediates(operation);
+        }
+        inputs_[{input_buffer(b + 1), c}] = b + 1;
+        break;
+      case OperationKind::save_input:
+        expect_input(operation);
+        saved_inputs_.insert({b, c});
+        break;
+      case OperationKind::load_input:
+        expect(saved_inputs_.contains({b, c}), "nothing was saved");
+        inputs_[{input_buffer(b), c}] = b;
+        break;
+      case OperationKind::save_intermediates: {
+        const auto found = ring_.find(operation.intermediate_slot);
+        expect(found != ring_.end() && found->second == std::pair(b, c),
+               "the ring holds other intermediates");
+        saved_intermediates_.insert({b, c});
+        break;
+      }
+      case OperationKind::load_intermediates:
+        expect(saved_intermediates_.contains({b, c}), "nothing was saved");
+        ring_[operation.intermediate_slot] = {b, c};
+        break;
+      case OperationKind::loss:
+      case OperationKind::logits:
+        expect_weights(operation);
+        expect_input(operation);
+        expect(losses_.insert(c).second, "the chunk's loss was added before");
+        break;
+      case OperationKind::loss_and_gradient:
+        expect_weights(operation);
+        expect_input(operation);
+        expect(losses_.insert(c).second, "the chunk's loss was added before");
+        add_gradient(operation);
+        stream_gradient_[c] = head_;
+        break;
+      case OperationKind::clear_gradient:
+        expect(gradients_[operation.gradient_slot].block < 0, "the slot holds a gradient that has not left");
+        gradients_[operation.gradient_slot] = {.block = b, .chunks = {}};
+        break;
+      case OperationKind::load_gradient: {
+        const HostGradient& gradient = host_gradients_[host_gradient_slab(settings_, b)];
+        expect(gradients_[operation.gradient_slot].block < 0, "the slot holds a gradient that has not left");
+        expect(gradient.block == b && !gradient.complete && gradient.of_this_step,
+               "the head's share is not there");
+        gradients_[operation.gradient_slot] = {.block = b, .has_share_of_head = true, .chunks = {}};
+        break;
+      }
+      case OperationKind::rebuild_key_value:
+        expect_weights(operation);
+        expect_input(operation);
+        append_key_values(operation, true);
+        break;
+      case OperationKind::backward:
+        backward(operation);
+        break;
+      case OperationKind::gradient_norm: {
+        GradientContent& content = gradient_of(operation);
+        expect(static_cast<int>(content.chunks.size()) == chunks_.num_chunks(), "chunks are missing");
+        expect(b != 0 || content.has_share_of_head == tied(), "the head's share is missing");
+        content.normed = true;
+        break;
+      }
+      case OperationKind::emit_gradient:
+        expect(gradient_of(operation).normed, "its norm is missing");
+        put_host_gradient(b, true);
+        if (b == head_ && tied()) put_host_gradient(0, false);
+        gradients_[operation.gradient_slot] = {};
+        ++emits_[block];
+        break;
+      case OperationKind::verdict:
+        for (const int count : emits_) expect(count == 1, "a block's sums are missing");
+        expect(index_ + 1 == static_cast<int>(schedule_.operations.size()), "the step goes on");
+        break;
+    }
+  }
+
+  void append_key_values(const Operation& operation, bool rebuild) {
+    const int group = group_of(operation.chunk);
+    const ChunkGroup& bounds = chunks_.groups[static_cast<std::size_t>(group)];
+    if (operation.chunk == bounds.first_chunk) {
+      key_values_ = {
+          .block = operation.block, .group = group, .rebuilt = rebuild, .chunks = {}, .backward = {}};
+    }
+    expect(
+        key_values_.block == operation.block && key_values_.group == group && key_values_.rebuilt == rebuild,
+        "keys and values of another group");
+    expect(static_cast<int>(key_values_.chunks.size()) == operation.chunk - bounds.first_chunk,
+           "chunks of a row out of order");
+    key_values_.chunks.insert(operation.chunk);
+  }
+
+  void backward(const Operation& operation) {
+    const int b = operation.block;
+    const int c = operation.chunk;
+    const auto gradient = stream_gradient_.find(c);
+    expect(gradient != stream_gradient_.end() && gradient->second == b + 1,
+           "the output's gradient is not there");
+    stream_gradient_[c] = b;
+    add_gradient(operation);
+    if (b == 0) return;
+    expect_weights(operation);
+    expect_input(operation);
+    const ChunkGroup& group = chunks_.groups[static_cast<std::size_t>(group_of(c))];
+    const int later = group.first_chunk + group.num_chunks - 1 - c;
+    expect(key_values_.block == b && key_values_.group == group_of(c) && key_values_.rebuilt &&
+               static_cast<int>(key_values_.chunks.size()) == group.num_chunks,
+           "the group's keys and values are not there");
+    expect(static_cast<int>(key_values_.backward.size()) == later && !key_values_.backward.contains(c),
+           "later chunks of the row must come first");
+    key_values_.backward.insert(c);
+    take_intermediates(operation);
+  }
+
+  void put_host_gradient(int block, bool complete) {
+    HostGradient& gradient = host_gradients_[host_gradient_slab(settings_, block)];
+    const bool replaces_share = complete && gradient.block == block && !gradient.complete;
+    expect(gradient.block < 0 || replaces_share, "the host slab holds a gradient that waits for its update");
+    gradient = {.block = block, .complete = complete};
+  }
+
+  void finish() {
+    index_ = static_cast<int>(schedule_.operations.size()) - 1;
+    expect(slots_.empty(), "a slot is not released at the end");
+    expect(static_cast<int>(losses_.size()) == chunks_.num_chunks(), "the loss of a chunk is missing");
+    const bool immediate = settings_.optimizer_update == OptimizerUpdate::immediate;
+    const int updates = settings_.pending_update || (immediate && settings_.train) ? 1 : 0;
+    for (const int count : updates_) expect(count == updates, "a block was not updated once");
+    for (const int count : emits_) expect(count == (settings_.train ? 1 : 0), "a block did not emit once");
+    for (const auto& [chunk, block] : stream_gradient_)
+      expect(block == 0, "the backward pass is not complete");
+    if (settings_.train) {
+      expect(schedule_.operations.back().kind == OperationKind::verdict, "no verdict");
+      for (const auto& [slab, gradient] : host_gradients_) {
+        expect(immediate ? gradient.block < 0 : gradient.complete && gradient.of_this_step,
+               "gradients in the host slabs are not this step's");
+      }
+    }
+  }
+
+  const Schedule& schedule_;
+  const ScheduleSettings& settings_;
+  const ChunkPlan& chunks_;
+  int head_;
+  int index_ = 0;
+  std::string problem_;
+  int num_fetches_ = 0;
+  std::vector<int> versions_, updates_, emits_;
+  std::map<int, SlotContent> slots_;
+  std::map<std::pair<int, int>, int> inputs_;  // (buffer, chunk) → block
+  std::set<std::pair<int, int>> saved_inputs_, saved_intermediates_, resident_;
+  std::map<int, std::pair<int, int>> ring_;
+  KeyValues key_values_;
+  std::map<int, int> stream_gradient_;  // chunk → the block whose input's gradient it is
+  std::map<int, GradientContent> gradients_;
+  std::map<int, HostGradient> host_gradients_;
+  std::set<int> losses_;
+};
+
+}  // namespace layerstream::test
