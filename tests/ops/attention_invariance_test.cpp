@@ -1,16 +1,15 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <array>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <new>
 #include <string>
 
 #include "tests/ops/attention_reference.hpp"
 #include "tests/ops/ops_test.hpp"
+#include "tests/support/rerun.hpp"
 
 /// What must not change the result of attention: the cut of a row into chunks, other segments of the call,
 /// the number of threads.
@@ -240,22 +239,9 @@ TEST(AttentionThreads, PrintBits) {
 
 /// What this program prints with so many threads: both numbers are fixed when Kokkos starts.
 std::string bits_with(int openmp_threads, int kokkos_threads) {
-  const std::string program = std::filesystem::read_symlink("/proc/self/exe");
-  const std::string command = fmt::format(
-      "OMP_NUM_THREADS={} KOKKOS_NUM_THREADS={} OMP_PROC_BIND=false '{}' "
-      "--gtest_filter=AttentionThreads.PrintBits 2>&1",
-      openmp_threads, kokkos_threads, program);
-  std::FILE* pipe = popen(command.c_str(), "r");
-  if (pipe == nullptr) return "popen failed";
-  std::string output;
-  std::array<char, 4096> buffer{};
-  while (const std::size_t count = std::fread(buffer.data(), 1, buffer.size(), pipe)) {
-    output.append(buffer.data(), count);
-  }
-  const int status = pclose(pipe);
-  const std::size_t begin = output.find(marker);
-  if (status != 0 || begin == std::string::npos) return fmt::format("status {}: {}", status, output);
-  return output.substr(begin, output.find('\n', begin) - begin);
+  return line_of_rerun(fmt::format("OMP_NUM_THREADS={} KOKKOS_NUM_THREADS={} OMP_PROC_BIND=false",
+                                   openmp_threads, kokkos_threads),
+                       "AttentionThreads.PrintBits", marker);
 }
 
 TEST(AttentionThreads, DoNotChangeAnyResultBit) {

@@ -1,10 +1,7 @@
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <array>
 #include <cstdio>
-#include <cstdlib>
-#include <filesystem>
 #include <string>
 
 #include "ops/elementwise.hpp"
@@ -14,6 +11,7 @@
 #include "ops/loss.hpp"
 #include "ops/norm.hpp"
 #include "tests/ops/ops_test.hpp"
+#include "tests/support/rerun.hpp"
 
 /// The number of threads is fixed when Kokkos starts, so this program runs itself again with other numbers
 /// and compares a checksum of every operation's output bits.
@@ -153,22 +151,8 @@ TEST(ThreadCount, DISABLED_PrintsChecksums) {
 
 /// What this program prints when it runs with `threads` threads.
 std::string checksums_with(int threads) {
-  const std::string program = std::filesystem::read_symlink("/proc/self/exe");
-  const std::string command = fmt::format(
-      "OMP_NUM_THREADS={} OMP_PROC_BIND=false '{}' --gtest_also_run_disabled_tests "
-      "--gtest_filter=ThreadCount.DISABLED_PrintsChecksums 2>&1",
-      threads, program);
-  std::FILE* pipe = popen(command.c_str(), "r");
-  if (pipe == nullptr) return "popen failed";
-  std::string output;
-  std::array<char, 4096> buffer{};
-  while (const std::size_t count = std::fread(buffer.data(), 1, buffer.size(), pipe)) {
-    output.append(buffer.data(), count);
-  }
-  const int status = pclose(pipe);
-  const std::size_t begin = output.find(marker);
-  if (status != 0 || begin == std::string::npos) return fmt::format("status {}: {}", status, output);
-  return output.substr(begin, output.find('\n', begin) - begin);
+  return line_of_rerun(fmt::format("OMP_NUM_THREADS={} OMP_PROC_BIND=false", threads),
+                       "ThreadCount.DISABLED_PrintsChecksums", marker);
 }
 
 TEST(ThreadCount, DoesNotChangeAnyResultBit) {
