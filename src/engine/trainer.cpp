@@ -359,6 +359,7 @@ TrainingEnd Trainer::run() {
   TrainingEnd end{.global_step = state_.global_step, .last_loss = 0.0, .checkpoint = {}};
   bool saved = false;
   while (!done() && !stop_.requested()) {
+    if (state_.global_step == end.global_step) log_.info("step {} begins", state_.global_step + 1);
     const double learning_rate = schedule_->at(state_.global_step);
     const auto start = std::chrono::steady_clock::now();
     const StepResult result = step();
