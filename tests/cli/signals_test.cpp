@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-
 #include "engine/checkpoint_io.hpp"
 #include "engine/model_io.hpp"
 #include "program_files.hpp"
