@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "backends/link.hpp"
 #include "core/host_memory.hpp"
 #include "core/process_memory.hpp"
 #include "engine/engine.hpp"

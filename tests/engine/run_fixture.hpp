@@ -18,6 +18,7 @@
 #include "core/signals.hpp"
 #include "engine/trainer.hpp"
 #include "engine_fixture.hpp"
+#include "tests/support/message_of.hpp"
 
 namespace layerstream::test {
 
@@ -158,21 +159,6 @@ inline Outcome train_to_the_end(const RunConfig& config) {
   EXPECT_FALSE(end.interrupted);
   EXPECT_EQ(end.global_step, config.max_steps);
   return outcome(run, config);
-}
-
-/// Message of the exception of type E that `call` must throw.
-template <class E>
-std::string refusal(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const E& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << "another exception: " << error.what();
-    return "";
-  }
-  ADD_FAILURE() << "no exception";
-  return "";
 }
 
 }  // namespace layerstream::test

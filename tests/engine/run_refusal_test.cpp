@@ -26,7 +26,7 @@ class Refusal : public ::testing::Test {
     }
     config.resume_from_checkpoint = "auto";
     change(config);
-    return refusal<Error>([&] { TestRun run(config); });
+    return message_of<Error>([&] { TestRun run(config); });
   }
   RunFiles files_;
 };
@@ -105,7 +105,7 @@ TEST_F(Refusal, ALossyResumeIsRefusedWithFileAndTensor) {
     const fs::path dropped = files_.path("dropped" + part);
     copy_checkpoint(good, dropped, [&](std::string& name, DType&) { return name != victim; });
     EXPECT_THAT(
-        refusal<FileError>([&] { TestRun run(resumed(dropped)); }),
+        message_of<FileError>([&] { TestRun run(resumed(dropped)); }),
         AllOf(HasSubstr(victim), HasSubstr("block-00002.safetensors"), HasSubstr("cannot be resumed")));
   }
   for (const std::string part : {"/exp_avg", "/exp_avg_sq"}) {
@@ -115,7 +115,7 @@ TEST_F(Refusal, ALossyResumeIsRefusedWithFileAndTensor) {
       if (name == victim) dtype = DType::bf16;
       return true;
     });
-    EXPECT_THAT(refusal<FileError>([&] { TestRun run(resumed(rounded)); }),
+    EXPECT_THAT(message_of<FileError>([&] { TestRun run(resumed(rounded)); }),
                 AllOf(HasSubstr(victim), HasSubstr("bf16"), HasSubstr("refusing a lossy resume")));
   }
 }
@@ -135,7 +135,7 @@ TEST_F(Refusal, TooLittleDiskForTheCheckpointsToComeIsFoundBeforeAnythingIsMade)
   RunConfig config = files_.config();
   config.max_steps = 2'000'000'000;
   config.save_steps = 1;
-  EXPECT_THAT(refusal<ResourceError>([&] { TestRun run(config); }),
+  EXPECT_THAT(message_of<ResourceError>([&] { TestRun run(config); }),
               AllOf(HasSubstr("checkpoints need"), HasSubstr("free")));
   EXPECT_FALSE(fs::exists(config.output_dir));
   config.save_total_limit = 2;
@@ -150,7 +150,7 @@ TEST_F(Refusal, TooLittleMemoryIsFoundBeforeAnythingIsMade) {
     SimulatedDevice device(config.device_memory_limit.value_or(std::size_t{1} << 30));
     StopRequest stop;
     std::ostringstream lines;
-    EXPECT_THAT(refusal<ResourceError>(
+    EXPECT_THAT(message_of<ResourceError>(
                     [&] { Trainer trainer({.run = config, .origins = {}}, device, stop, Log(lines)); }),
                 AllOf(HasSubstr("need "), HasSubstr("have 97.66 KiB"), HasSubstr("Adam moments")));
     EXPECT_FALSE(fs::exists(config.output_dir));
@@ -169,7 +169,7 @@ TEST_F(Refusal, WeightsThatDoNotFitTheConfigurationAreFoundBeforeAnythingIsMade)
   RunConfig config = files_.config();
   config.config_name.clear();
   config.model_name_or_path = files_.path("weights").string();
-  EXPECT_THAT(refusal<FileError>([&] { TestRun run(config); }), HasSubstr("of another shape or type (9)"));
+  EXPECT_THAT(message_of<FileError>([&] { TestRun run(config); }), HasSubstr("of another shape or type (9)"));
   EXPECT_FALSE(fs::exists(config.output_dir));
 }
 

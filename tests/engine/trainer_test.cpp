@@ -252,7 +252,7 @@ TEST_F(Run, AStopWhileReadingDataOrLoadingWeightsIsHonoured) {
   std::ostringstream lines;
   StopRequest stop;
   stop.request(SIGUSR1);
-  EXPECT_THAT(refusal<Interrupted>(
+  EXPECT_THAT(message_of<Interrupted>(
                   [&] { Trainer trainer({.run = config, .origins = {}}, device, stop, Log(lines)); }),
               HasSubstr("stopped by SIGUSR1 while reading the training data"));
   EXPECT_FALSE(fs::exists(config.output_dir));

@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "tests/support/message_of.hpp"
+
 namespace layerstream::io::testing {
 
 /// A directory of its own for each test, removed with it.
@@ -96,19 +98,6 @@ inline std::string safetensors_bytes(const std::vector<ShardTensor>& tensors) {
   return file + header + data;
 }
 
-/// Message of the exception of type E that `call` must throw.
-template <class E, class Call>
-std::string message_of(Call&& call) {
-  try {
-    std::forward<Call>(call)();
-  } catch (const E& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << "another exception: " << error.what();
-    return "";
-  }
-  ADD_FAILURE() << "no exception";
-  return "";
-}
+using test::message_of;
 
 }  // namespace layerstream::io::testing
