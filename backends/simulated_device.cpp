@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "backends/host_clock.hpp"
 #include "backends/host_region.hpp"
 #include "core/ledger.hpp"
 
@@ -27,6 +28,17 @@ class SimulatedRegion final : public DeviceRegion {
  private:
   HostRegion region_;
   std::atomic<std::size_t>& used_;
+};
+
+/// A memcpy needs nothing pinned.
+class WholePin final : public HostPin {
+ public:
+  explicit WholePin(std::size_t bytes) : bytes_(bytes) {}
+  std::size_t pinned_bytes() const override { return bytes_; }
+  std::string shortfall() const override { return {}; }
+
+ private:
+  std::size_t bytes_;
 };
 
 /// Work is done when it is recorded, so the event is a latch between issuing threads.
@@ -76,8 +88,17 @@ std::unique_ptr<DeviceRegion> SimulatedDevice::allocate(std::size_t bytes) {
   }
 }
 
+std::unique_ptr<HostPin> SimulatedDevice::pin(void*, std::size_t bytes, bool,
+                                              const std::function<void(std::size_t, std::size_t)>&) {
+  return std::make_unique<WholePin>(bytes);
+}
+
 std::unique_ptr<Event> SimulatedDevice::make_event() {
   return std::make_unique<LatchEvent>();
+}
+
+std::unique_ptr<DeviceClock> SimulatedDevice::make_clock() {
+  return std::make_unique<HostClock>();
 }
 
 void SimulatedDevice::poison(void* data, std::size_t bytes, StreamView) {

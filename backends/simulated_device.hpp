@@ -16,11 +16,18 @@ class SimulatedDevice final : public Device {
   std::size_t memory_limit() const override { return memory_limit_; }
   std::unique_ptr<DeviceRegion> allocate(std::size_t bytes) override;
   bool uses_host_memory() const override { return true; }
+  DeviceCapabilities capabilities() const override { return {}; }
+  std::size_t overhead_bytes() const override { return 0; }
+  std::size_t used_bytes() const override { return used_; }
+  std::unique_ptr<HostPin> pin(void* data, std::size_t bytes, bool required,
+                               const std::function<void(std::size_t, std::size_t)>& progress) override;
   StreamView stream(Lane) override { return StreamView::host(); }
   Link& link() override { return link_; }
   std::unique_ptr<Event> make_event() override;
+  std::unique_ptr<DeviceClock> make_clock() override;
   void synchronize() override {}
   void poison(void* data, std::size_t bytes, StreamView stream) override;
+  void set_profiled(bool) noexcept override {}
 
  private:
   std::size_t memory_limit_;

@@ -16,6 +16,7 @@ if(NOT LAYERSTREAM_CPU_ARCH STREQUAL "baseline")
   list(APPEND LAYERSTREAM_CXX_OPTIONS "-march=${LAYERSTREAM_CPU_ARCH}")
 endif()
 target_compile_options(layerstream_options INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${LAYERSTREAM_CXX_OPTIONS}>")
+target_compile_options(layerstream_options INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:${LAYERSTREAM_CUDA_OPTIONS}>")
 if(LAYERSTREAM_SANITIZE)
   target_compile_options(layerstream_options INTERFACE
     -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
@@ -26,6 +27,13 @@ function(layerstream_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
   target_link_libraries(${name} PUBLIC layerstream_options ${ARG_PUBLIC} PRIVATE ${ARG_PRIVATE})
+endfunction()
+
+# Sources that launch kernels: nvcc compiles them in a CUDA build, the C++ compiler otherwise.
+function(layerstream_kernels)
+  if(LAYERSTREAM_ENABLE_CUDA)
+    set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CUDA)
+  endif()
 endfunction()
 
 function(layerstream_test name)

@@ -1,7 +1,7 @@
 #include <iostream>
 #include <memory>
 
-#include "backends/simulated_device.hpp"
+#include "backends/make_device.hpp"
 #include "cli/commands.hpp"
 #include "cli/saved_model.hpp"
 #include "engine/engine.hpp"
@@ -59,8 +59,8 @@ void generate(const GenerateOptions& options) {
   run.cutoff_len = static_cast<std::int64_t>(ids.size()) + options.max_new_tokens;
   run.chunk_tokens = 512;
   const ops::Runtime runtime;
-  SimulatedDevice device(host_budget(run).bytes);
-  Engine engine(model.spec(), run, EngineMode::generate, device);
+  const std::unique_ptr<Device> device = make_device(run.device_memory_limit, host_budget(run).bytes);
+  Engine engine(model.spec(), run, EngineMode::generate, *device);
   model.load(engine.parameters());
 
   if (bytes) std::cout << options.prompt << std::flush;

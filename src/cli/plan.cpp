@@ -2,7 +2,7 @@
 #include <memory>
 #include <optional>
 
-#include "backends/simulated_device.hpp"
+#include "backends/make_device.hpp"
 #include "cli/commands.hpp"
 #include "cli/config_options.hpp"
 #include "engine/engine.hpp"
@@ -25,8 +25,8 @@ void plan(const ConfigOptions& options) {
     dataset = io::Dataset::load(io::dataset_options(config.run, spec.vocab_size));
   }
   const HostBudget host = host_budget(config.run);
-  SimulatedDevice device(config.run.device_memory_limit.value_or(host.bytes));
-  const auto [shape, ledger] = plan_run(spec, config.run, device, dataset ? dataset->bytes() : 0);
+  const std::unique_ptr<Device> device = make_device(config.run.device_memory_limit, host.bytes);
+  const auto [shape, ledger] = plan_run(spec, config.run, *device, dataset ? dataset->bytes() : 0);
 
   std::cout << fmt::format("model  {} parameters, {} blocks, {} compute\n", shape.layout.num_parameters(),
                            shape.layout.num_blocks(), name_of(shape.compute));
@@ -34,9 +34,11 @@ void plan(const ConfigOptions& options) {
                            config.run.per_device_train_batch_size * config.run.gradient_accumulation_steps,
                            config.run.cutoff_len, shape.bounds.chunk_tokens);
   std::cout << ledger.to_table();
-  std::cout << fmt::format("  process peak in this build (the device is simulated in host memory): {}\n",
-                           format_bytes(ledger.total(Space::host) + ledger.total(Space::device)));
-  check_memory(ledger, host, device);
+  if (device->uses_host_memory()) {
+    std::cout << fmt::format("  process peak in this build (the device is simulated in host memory): {}\n",
+                             format_bytes(ledger.total(Space::host) + ledger.total(Space::device)));
+  }
+  check_memory(ledger, host, *device);
   std::cout << fmt::format("  fits: host has {} ({})\n", format_bytes(host.bytes), host.bound_by);
 }
 

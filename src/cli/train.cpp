@@ -1,12 +1,14 @@
 #include <iostream>
 #include <memory>
+#include <optional>
 
-#include "backends/simulated_device.hpp"
+#include "backends/make_device.hpp"
 #include "cli/commands.hpp"
 #include "cli/config_options.hpp"
 #include "core/process_memory.hpp"
 #include "engine/trainer.hpp"
 #include "ops/runtime.hpp"
+#include "profiles/nvtx/annotation.hpp"
 
 namespace layerstream::cli {
 namespace {
@@ -17,11 +19,16 @@ void train(const ConfigOptions& options) {
   const Log log;
   StopRequest stop;
   const SignalHandlers handlers(stop);
+  std::optional<ops::KernelLabels> kernel_labels;
+  if (config.run.profile_kernels) kernel_labels.emplace();
   const ops::Runtime runtime;
   log.info("kernels: {}", runtime.description());
   for (const std::string& warning : runtime.warnings()) log.warning("{}", warning);
-  SimulatedDevice device(config.run.device_memory_limit.value_or(host_budget(config.run).bytes));
-  Trainer trainer(config, device, stop, log);
+  const std::unique_ptr<Device> device =
+      make_device(config.run.device_memory_limit, host_budget(config.run).bytes);
+  const std::unique_ptr<ExecutionObserver> annotation =
+      make_annotation(kernel_labels ? &*kernel_labels : nullptr);
+  Trainer trainer(config, *device, stop, log, {}, annotation.get());
   const TrainingEnd end = trainer.run();
   log.info("{} steps, last loss {:.4f}, peak memory of the process {}", end.global_step, end.last_loss,
            format_bytes(ProcessMemory::now().peak));

@@ -25,7 +25,8 @@ class Loader {
       throw ConfigError(fmt::format("{}: expected lines of the form `key: value`", source_name));
     }
     std::map<std::string_view, int> first_line;
-    for (const ConfigEntry& entry : document.entries) {
+    const std::vector<ConfigEntry> entries = without_groups(document.entries);
+    for (const ConfigEntry& entry : entries) {
       const std::string place = fmt::format("{}:{}", source_name, entry.line);
       const auto [earlier, is_new] = first_line.emplace(entry.key, entry.line);
       if (!is_new) {
@@ -52,7 +53,7 @@ class Loader {
       problems_.add("{}; quote the value if it is a text with special characters", error.what());
       return;
     }
-    apply(entry, place, "--set", "");
+    for (const ConfigEntry& flat : without_groups({entry})) apply(flat, place, "--set", "");
   }
 
   LoadedConfig finish(std::string_view source_name) {
@@ -64,6 +65,25 @@ class Loader {
   const ConfigField* find(std::string_view key) const {
     const auto found = std::ranges::find(schema_, key, &ConfigField::key);
     return found == schema_.end() ? nullptr : &*found;
+  }
+
+  /// `profile: {start_step: 1}` is `profile.start_step: 1`: entries whose key is the first part of keys with
+  /// a dot become their inner entries.
+  std::vector<ConfigEntry> without_groups(const std::vector<ConfigEntry>& entries) const {
+    std::vector<ConfigEntry> flat;
+    for (const ConfigEntry& entry : entries) {
+      const bool is_group =
+          !entry.value.entries.empty() &&
+          std::ranges::any_of(schema_, [prefix = entry.key + "."](const ConfigField& field) {
+            return field.key.starts_with(prefix);
+          });
+      if (!is_group) flat.push_back(entry);
+      if (is_group) {
+        for (const ConfigEntry& inner : entry.value.entries)
+          flat.push_back({entry.key + "." + inner.key, inner.value, inner.line});
+      }
+    }
+    return flat;
   }
 
   void apply(const ConfigEntry& entry, const std::string& place, const std::string& origin,

@@ -56,7 +56,8 @@ std::string config_reference() {
   const RunConfig defaults;
   std::string result =
       "# Configuration\n\n"
-      "Keys of a run's YAML file, and of `--set key=value`. All are top level. This page is made from the "
+      "Keys of a run's YAML file, and of `--set key=value`. All are top level; those with a dot may also "
+      "stand as a group under their first word. This page is made from the "
       "schema in\n"
       "`src/core/config_schema.cpp`; a test keeps it so.\n\n";
   std::string_view section;

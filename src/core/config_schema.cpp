@@ -162,6 +162,46 @@ ConfigField byte_limit(Name name, std::optional<std::uint64_t> RunConfig::*membe
   return result;
 }
 
+ConfigField optional_fraction(Name name, std::optional<double> RunConfig::*member) {
+  ConfigField result = field(std::move(name), "number >= 0 and <= 1; null for what suits the device");
+  result.assign = [member](RunConfig& run, const ConfigValue& value) {
+    if (value.kind == ConfigValue::Kind::null) {
+      (run.*member).reset();
+      return true;
+    }
+    const auto parsed = is_scalar(value) ? parse_real(value.text) : std::nullopt;
+    if (parsed) run.*member = parsed;
+    return parsed.has_value();
+  };
+  result.in_range = [member](const RunConfig& run) {
+    const double value = (run.*member).value_or(0.0);
+    return value >= 0.0 && value <= 1.0;
+  };
+  result.show = [member](const RunConfig& run) {
+    return (run.*member) ? format_real(*(run.*member)) : std::string("null");
+  };
+  return result;
+}
+
+/// "auto", "off" or the number of a NUMA node.
+ConfigField numa_node(Name name, std::string RunConfig::*member) {
+  ConfigField result = field(std::move(name), "auto, off, or a node's number");
+  result.assign = [member](RunConfig& run, const ConfigValue& value) {
+    if (!is_scalar(value)) return false;
+    // YAML 1.1 readers write `off` as false.
+    run.*member = value.text == "false" ? "off" : value.text;
+    return true;
+  };
+  result.in_range = [member](const RunConfig& run) {
+    const std::string& value = run.*member;
+    if (value == "auto" || value == "off") return true;
+    const auto node = parse_int(value);
+    return node && *node >= 0 && *node < 1024;
+  };
+  result.show = [member](const RunConfig& run) { return run.*member; };
+  return result;
+}
+
 template <class T>
 ConfigField choice(Name name, T RunConfig::*member, std::vector<std::pair<std::string_view, T>> choices) {
   std::string allowed;
@@ -201,6 +241,7 @@ std::vector<ConfigField> config_schema() {
   static constexpr std::string_view training = "Training";
   static constexpr std::string_view saving = "Saving and logging";
   static constexpr std::string_view engine = "Engine";
+  static constexpr std::string_view profiling = "Profiling";
 
   ConfigField max_steps = integer({training,
                                    "max_steps",
@@ -341,6 +382,30 @@ std::vector<ConfigField> config_schema() {
           {engine, "optimizer_update", "deferred: once the norm is known; immediate: as each gradient lands"},
           &C::optimizer_update,
           {{"deferred", OptimizerUpdate::deferred}, {"immediate", OptimizerUpdate::immediate}}),
+      optional_fraction({engine,
+                         "optimizer_device_share",
+                         "part of each block whose update is the device's; the host's threads do the rest",
+                         {"optimizer_gpu_share", "twin_flow_ratio"}},
+                        &C::optimizer_device_share),
+      integer({engine,
+               "resident_blocks",
+               "blocks, from the first on, whose weights and moments stay in device memory",
+               {"num_resident_layers", "n_gpu_layers"}},
+              &C::resident_blocks, {.min = 0}),
+      choice<bool>({engine,
+                    "gradient_home",
+                    "where gradients wait that the device's share of the update needs",
+                    {"gradients_on_host", "offload_gradients"}},
+                   &C::gradients_on_host, {{"host", true}, {"device", false}}),
+      choice<PinMemory>(
+          {engine,
+           "pin_memory",
+           "host memory pinned for copies; auto goes on without, slower, where the system refuses",
+           {"pinned_memory", "dataloader_pin_memory"}},
+          &C::pin_memory,
+          {{"auto", PinMemory::automatic}, {"required", PinMemory::required}, {"off", PinMemory::off}}),
+      numa_node({engine, "numa", "host memory node of the buffers; auto: the device's", {"numa_node"}},
+                &C::numa),
       integer({engine,
                "optimizer_threads",
                "host threads of the optimizer; 0: what the affinity mask leaves",
@@ -361,6 +426,24 @@ std::vector<ConfigField> config_schema() {
                "build has none)",
                {"full_determinism"}},
               &C::deterministic),
+
+      integer(
+          {profiling,
+           "profile.start_step",
+           "first step that a profiler records (nsys profile -c cudaProfilerApi) and a trace is written of",
+           {"profile_start_step", "profiler_start_step"}},
+          &C::profile_start_step, {.min = 1}),
+      integer(
+          {profiling,
+           "profile.num_steps",
+           "steps that are recorded, each a timeline output_dir/trace-stepN.json for ui.perfetto.dev; 0: none",
+           {"profile_num_steps", "profile_steps", "profiler_num_steps"}},
+          &C::profile_num_steps, {.min = 0}),
+      boolean({profiling,
+               "profile.kernels",
+               "show a profiler the label of every Kokkos kernel as well",
+               {"profile_kernels", "kernel_labels"}},
+              &C::profile_kernels),
   };
 }
 

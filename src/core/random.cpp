@@ -37,11 +37,15 @@ double uniform_at(std::uint64_t seed, std::uint64_t stream, std::uint64_t index)
   return to_unit(word[0], word[1]);
 }
 
-double normal_at(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
-  const auto word = philox(seed, index >> 1, stream);
+std::array<double, 2> normal_pair_at(std::uint64_t seed, std::uint64_t stream, std::uint64_t pair) {
+  const auto word = philox(seed, pair, stream);
   const double radius = std::sqrt(-2.0 * std::log1p(-to_unit(word[0], word[1])));
   const double angle = 2.0 * std::numbers::pi * to_unit(word[2], word[3]);
-  return (index & 1u) == 0 ? radius * std::cos(angle) : radius * std::sin(angle);
+  return {radius * std::cos(angle), radius * std::sin(angle)};
+}
+
+double normal_at(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
+  return normal_pair_at(seed, stream, index >> 1)[index & 1u];
 }
 
 }  // namespace layerstream

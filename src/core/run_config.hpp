@@ -13,6 +13,8 @@ enum class BackendChoice : std::uint8_t { automatic, explicit_copies, coherent }
 /// What a block keeps from its forward pass for its backward pass; the rest is recomputed.
 enum class ActivationPolicy : std::uint8_t { input, input_attention, all };
 enum class OptimizerUpdate : std::uint8_t { deferred, immediate };
+/// Whether host memory must be pinned for copies: automatic goes on, slower, when it cannot be.
+enum class PinMemory : std::uint8_t { automatic, required, off };
 enum class Overlong : std::uint8_t { split, truncate, drop, error };
 enum class OnBadLine : std::uint8_t { error, skip };
 enum class SchedulerType : std::uint8_t { constant, linear, cosine };
@@ -64,12 +66,23 @@ struct RunConfig {
   ActivationPolicy activation_policy = ActivationPolicy::input;
   bool activations_on_host = true;  ///< key `activation_home: host | device`
   OptimizerUpdate optimizer_update = OptimizerUpdate::deferred;
+  /// Fraction of each block whose update is the device's; none: half on a GPU, nothing on a simulated device.
+  std::optional<double> optimizer_device_share;
+  std::int64_t resident_blocks = 0;  ///< the first blocks' weights and moments stay on the device
+  bool gradients_on_host = true;     ///< key `gradient_home`: where gradients of the device's share wait
+  PinMemory pin_memory = PinMemory::automatic;
+  std::string numa = "auto";           ///< host node of the buffers: auto (the device's), off, or a number
   std::int64_t optimizer_threads = 0;  ///< 0: what the affinity mask leaves
   std::int64_t chunk_tokens = 8192;    ///< tokens that go through a block at once
   std::int64_t loss_tile_tokens = 2048;
   std::optional<std::uint64_t> device_memory_limit;  ///< bytes; also "24GiB"
   std::optional<std::uint64_t> host_memory_limit;
   bool deterministic = true;
+
+  // Profiling: keys `profile.start_step`, `profile.num_steps`, `profile.kernels`
+  std::int64_t profile_start_step = 1;
+  std::int64_t profile_num_steps = 0;  ///< 0: no window
+  bool profile_kernels = false;
 };
 
 }  // namespace layerstream

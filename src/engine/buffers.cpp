@@ -95,8 +95,31 @@ DeviceBuffers::DeviceBuffers(const EngineShape& shape, Arena& arena) {
 
   rope_cos = arena.tensor(accumulator, {shape.max_positions, spec.head_dim / 2}, "rope tables");
   rope_sin = arena.tensor(accumulator, {shape.max_positions, spec.head_dim / 2}, "rope tables");
+  const DeviceUpdate& update = schedule.device_update;
+  kept_gradients.resize(static_cast<std::size_t>(shape.layout.num_blocks()));
+  for (int block = 0; block < update.resident_blocks; ++block) {
+    resident.push_back(make_slab(block_of(shape, block), arena, "resident weights and moments",
+                                 "resident weights and moments", "resident weights and moments"));
+  }
+  for (int block = 0; block < shape.layout.num_blocks(); ++block) {
+    if (update.kept(block) == 0) continue;
+    kept_gradients[static_cast<std::size_t>(block)] =
+        arena.tensor(DType::f32, {update.kept(block)}, "gradients kept for the device's updates (fp32)");
+  }
   first_volatile_byte = arena.used();
 
+  for (int slot = 0; slot < (update.elements.empty() ? 0 : update.slots); ++slot) {
+    constexpr std::string_view component = "optimizer state in transit";
+    const Shape piece{update.piece_elements};
+    update_slots.push_back({.hi = arena.tensor(DType::bf16, piece, component),
+                            .lo = arena.tensor(DType::i16, piece, component),
+                            .exp_avg = arena.tensor(DType::f32, piece, component),
+                            .exp_avg_sq = arena.tensor(DType::f32, piece, component),
+                            .gradient = {}});
+    if (!update.gradients_on_device) {
+      update_slots.back().gradient = arena.tensor(DType::f32, piece, component);
+    }
+  }
   for (int slot = 0; slot < schedule.weight_slots; ++slot) {
     weight_slots.push_back(arena.allocate(shape.slot_bytes, "weight slots"));
   }
@@ -176,8 +199,8 @@ DeviceBuffers::DeviceBuffers(const EngineShape& shape, Arena& arena) {
   targets = arena.tensor(DType::i32, {tokens}, "token ids, targets, positions");
   positions = arena.tensor(DType::i32, {tokens}, "token ids, targets, positions");
 
-  std::size_t workspace_bytes =
-      std::max(decoder_workspace(spec, chunk, compute), head_workspace(spec, tile, compute));
+  std::size_t workspace_bytes = std::max(decoder_workspace(spec, chunk, group, compute, shape.deterministic),
+                                         head_workspace(spec, tile, compute));
   if (schedule.train) {
     workspace_bytes =
         std::max(workspace_bytes,
@@ -191,16 +214,20 @@ DeviceBuffers::DeviceBuffers(const EngineShape& shape, Arena& arena) {
 
 HostBuffers::HostBuffers(const EngineShape& shape, Arena& arena) {
   const ScheduleSettings& schedule = shape.schedule;
-  if (!schedule.train) return;
   const int num_blocks = shape.layout.num_blocks();
   nll_sum = static_cast<double*>(arena.allocate(sizeof(double), "loss and norm sums"));
+  input_ids = arena.tensor(DType::i32, {shape.bounds.tokens}, "token ids, targets, positions");
+  targets = arena.tensor(DType::i32, {shape.bounds.tokens}, "token ids, targets, positions");
+  positions = arena.tensor(DType::i32, {shape.bounds.tokens}, "token ids, targets, positions");
+  if (schedule.logits_only) logits = arena.tensor(shape.accumulator(), {1, shape.spec.vocab_size}, "logits");
+  if (!schedule.train) return;
   norm_partials = static_cast<double*>(
       arena.allocate(sizeof(double) * static_cast<std::size_t>(num_blocks), "loss and norm sums"));
 
   std::vector<std::int64_t> slab_elements(static_cast<std::size_t>(num_host_gradient_slabs(schedule)), 0);
   for (int block = 0; block < num_blocks; ++block) {
     std::int64_t& elements = slab_elements[static_cast<std::size_t>(host_gradient_slab(schedule, block))];
-    elements = std::max(elements, block_of(shape, block).num_elements);
+    elements = std::max(elements, block_of(shape, block).num_elements - schedule.device_update.kept(block));
   }
   for (const std::int64_t elements : slab_elements) {
     gradients.push_back(arena.tensor(DType::f32, {elements}, "gradients (fp32)"));
@@ -255,6 +282,7 @@ std::vector<BlockCost> block_costs(const EngineShape& shape, const ParameterStor
     const bool decoder = block_of(shape, block).kind == BlockKind::decoder;
     const std::int64_t elements = block_of(shape, block).num_elements;
     BlockCost cost;
+    cost.num_elements = elements;
     cost.fetch_bytes =
         static_cast<std::int64_t>(backend.slot_bytes(store.source(block, shape.low_halves_stream())));
     cost.gradient_bytes = 4 * shape.gradient_elements(block);

@@ -24,6 +24,7 @@ struct EngineShape {
   std::int64_t loss_tile_tokens = 0;
   std::int64_t max_positions = 0;  ///< rows of the rope tables
   std::size_t slot_bytes = 0;      ///< of a weight slot: what the backend needs for the largest block
+  bool deterministic = true;
   /// Keys and values of every decoder block stay, for generation; else one group's at a time.
   bool keeps_key_values = false;
 
@@ -36,12 +37,21 @@ struct EngineShape {
 /// Which intermediates of a decoder block outlive its forward pass.
 SavedIntermediates saved_by(ActivationPolicy policy);
 
+/// A piece of a block's state on the device, while its optimizer works on it.
+struct UpdateSlot {
+  TensorView hi, lo, exp_avg, exp_avg_sq;  ///< (piece) bf16, int16, fp32, fp32
+  TensorView gradient;                     ///< (piece) fp32; empty when gradients wait on the device
+};
+
 /// Device memory of a run, laid out in one arena. Buffers that a run does not need are empty.
 struct DeviceBuffers {
   DeviceBuffers(const EngineShape& shape, Arena& arena);
 
-  TensorView rope_cos, rope_sin;        ///< (P, d/2); filled once
-  std::size_t first_volatile_byte = 0;  ///< of the arena: from here on nothing outlives a step
+  TensorView rope_cos, rope_sin;           ///< (P, d/2); filled once
+  std::vector<Slab> resident;              ///< [b]: state of block b, if it lives here
+  std::vector<TensorView> kept_gradients;  ///< [b]: of the device's share of block b, fp32
+  std::size_t first_volatile_byte = 0;     ///< of the arena: from here on nothing outlives a step
+  std::vector<UpdateSlot> update_slots;
   std::vector<void*> weight_slots;
   TensorView matrices;                     ///< fp32: a block's matrices, merged
   TensorView vectors;                      ///< a block's vectors, merged (fp32)
@@ -70,7 +80,10 @@ struct HostBuffers {
 
   double* norm_partials = nullptr;  ///< by block: copies of the device's
   double* nll_sum = nullptr;
-  std::vector<TensorView> gradients;                ///< by host gradient slab, fp32
+  TensorView input_ids, targets, positions;  ///< (T) int32, on their way to the device
+  TensorView logits;                         ///< (1, V), generation only
+  /// By host gradient slab, fp32; without what is kept on the device.
+  std::vector<TensorView> gradients;
   std::vector<TensorView> inputs;                   ///< (T, h) by block; empty where not saved
   std::vector<DecoderIntermediates> intermediates;  ///< (T, ...) by block
 };

@@ -1,5 +1,7 @@
 #include "engine/engine.hpp"
 
+#include <numa.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -42,7 +44,7 @@ std::unique_ptr<MemoryBackend> make_backend(const RunConfig& config, Device& dev
     case BackendChoice::explicit_copies:
       return std::make_unique<ExplicitBackend>(device.link());
     case BackendChoice::coherent:
-      if (!config.allow_emulation) {
+      if (!config.allow_emulation && !device.capabilities().shares_host_page_tables) {
         throw ConfigError(
             "backend: coherent: this device does not share the host's page tables; set allow_emulation: "
             "true to emulate it, or backend: explicit");
@@ -50,6 +52,12 @@ std::unique_ptr<MemoryBackend> make_backend(const RunConfig& config, Device& dev
       return std::make_unique<CoherentBackend>(device.link());
   }
   throw ContractError("unknown backend");
+}
+
+std::optional<int> numa_node(const RunConfig& config, const Device& device) {
+  if (config.numa == "off") return {};
+  if (config.numa != "auto") return std::stoi(config.numa);
+  return numa_max_node() > 0 ? device.capabilities().numa_node : std::nullopt;
 }
 
 int optimizer_threads(const RunConfig& config) {
@@ -63,20 +71,27 @@ Engine::Engine(const ModelSpec& spec, const RunConfig& config, EngineMode mode, 
     : device_(device),
       diagnostics_(diagnostics),
       backend_(make_backend(config, device)),
-      shape_(make_engine_shape(spec, config, mode)),
+      shape_(make_engine_shape(spec, config, mode, device)),
       pool_(optimizer_threads(config)),
       optimizer_(pool_),
       executor_(device) {
-  const Ledger planned = plan_memory(shape_, *backend_);
+  const Ledger planned = plan_memory(shape_, *backend_, device);
   const HostBudget budget = host_budget(config);
   check_memory(planned, budget, device);
 
   host_region_ = HostRegion(padded(planned.total(Space::host)), {.component = "model state",
-                                                                 .numa_node = {},
+                                                                 .numa_node = numa_node(config, device),
                                                                  .pool = &pool_,
                                                                  .available_bytes = config.host_memory_limit,
                                                                  .progress = allocation_progress});
-  device_region_ = device.allocate(padded(planned.total(Space::device)));
+  if (config.pin_memory != PinMemory::off) {
+    host_pin_ = device.pin(host_region_.data(), host_region_.bytes(),
+                           config.pin_memory == PinMemory::required, allocation_progress);
+  }
+  if (device.overhead_bytes() > 0) {
+    ledger_.add(Space::device, "context and libraries", device.overhead_bytes());
+  }
+  device_region_ = device.allocate(padded(planned.total(Space::device) - device.overhead_bytes()));
   Arena host(Space::host, host_region_.data(), host_region_.bytes(), ledger_);
   store_ = std::make_unique<ParameterStore>(shape_.layout, host, shape_.schedule.train);
   host_buffers_ = std::make_unique<HostBuffers>(shape_, host);
@@ -106,16 +121,30 @@ Engine::Engine(const ModelSpec& spec, const RunConfig& config, EngineMode mode, 
                                                            .store = *store_,
                                                            .backend = *backend_,
                                                            .device = device_,
-                                                           .optimizer = optimizer_},
+                                                           .optimizer = optimizer_,
+                                                           .libraries = libraries_},
                                          diagnostics.poison);
 }
 
 Engine::~Engine() = default;
 
+MeasuredRates Engine::measure_rates() {
+  constexpr std::size_t link_bytes = std::size_t{64} << 20;
+  constexpr std::size_t memory_bytes = std::size_t{1} << 30;  // more than caches hold
+  const std::size_t first = device_buffers_->first_volatile_byte;
+  MeasuredRates rates =
+      measure_link(device_, static_cast<std::byte*>(device_region_->data()) + first, host_region_.data(),
+                   std::min({link_bytes, device_region_->bytes() - first, host_region_.bytes()}));
+  rates.host_memory =
+      measure_host_memory(pool_, host_region_.data(), std::min(memory_bytes, host_region_.bytes()));
+  return rates;
+}
+
 ScheduleSettings Engine::schedule_settings(bool train) const {
   ScheduleSettings settings = shape_.schedule;
   settings.train = train;
   settings.pending_update = pending_.has_value();
+  settings.load_resident = has_resident() && !resident_is_current_;
   return settings;
 }
 
@@ -124,6 +153,7 @@ void Engine::run(Schedule schedule) {
   failed_ = true;
   executor_.run(schedule_, *runner_, diagnostics_.observer);
   failed_ = false;
+  resident_is_current_ = true;
 }
 
 void Engine::expect_intact() const {
@@ -144,7 +174,11 @@ void Engine::poison_buffers() {
   }
   if (!pending_) {
     for (const TensorView& view : host_buffers_->gradients) poison_host(view);
+    for (const TensorView& view : device_buffers_->kept_gradients) {
+      if (view) device_.poison(view.data(), view.bytes(), device_.stream(Lane::compute));
+    }
   }
+  device_.synchronize();  // other lanes begin at once
 }
 
 StepResult Engine::train_step(std::span<const TokenRow> rows, const StepSettings& settings) {
@@ -162,6 +196,8 @@ StepResult Engine::train_step(std::span<const TokenRow> rows, const StepSettings
   runner_->begin(chunks, settings.max_grad_norm,
                  immediate ? settings.adamw : pending_.value_or(ops::AdamWSettings{}));
   Schedule schedule = build_schedule(schedule_settings(true), chunks, costs_);
+  schedule.step = settings.adamw.step;
+  if (pending_) resident_has_moved_ = has_resident();
   pending_.reset();
   run(std::move(schedule));
 
@@ -179,11 +215,13 @@ StepResult Engine::train_step(std::span<const TokenRow> rows, const StepSettings
 
 void Engine::apply_pending() {
   expect_intact();
-  if (!pending_) return;
+  if (!pending_ && !resident_has_moved_) return;
   const ChunkPlan nothing;
-  runner_->begin(nothing, 0.0, *pending_);
+  const ScheduleSettings settings = schedule_settings(true);
+  runner_->begin(nothing, 0.0, pending_.value_or(ops::AdamWSettings{}));
   pending_.reset();
-  run(build_update_schedule(shape_.schedule, costs_));
+  run(build_update_schedule(settings, costs_));
+  resident_has_moved_ = false;
 }
 
 double Engine::evaluate(std::span<const TokenRow> rows) {
@@ -218,9 +256,20 @@ std::vector<float> Engine::append(std::span<const std::int32_t> tokens) {
 }
 
 std::vector<float> Engine::gradient(int block, const Parameter& parameter) const {
-  const std::size_t slab = static_cast<std::size_t>(host_gradient_slab(shape_.schedule, block));
-  const float* const first = host_buffers_->gradients[slab].as<float>() + parameter.offset;
-  return {first, first + parameter.numel()};
+  std::vector<float> values(static_cast<std::size_t>(parameter.numel()));
+  const std::int64_t kept = shape_.schedule.device_update.kept(block);
+  const std::int64_t on_device = std::clamp<std::int64_t>(kept - parameter.offset, 0, parameter.numel());
+  if (on_device > 0) {
+    const float* const home = device_buffers_->kept_gradients[static_cast<std::size_t>(block)].as<float>();
+    device_.link().copy(values.data(), home + parameter.offset,
+                        static_cast<std::size_t>(on_device) * sizeof(float), device_.stream(Lane::d2h));
+    device_.synchronize();
+  }
+  const auto slab = static_cast<std::size_t>(host_gradient_slab(shape_.schedule, block));
+  const float* const home = host_buffers_->gradients[slab].as<float>() - kept;
+  std::copy(home + parameter.offset + on_device, home + parameter.offset + parameter.numel(),
+            values.begin() + on_device);
+  return values;
 }
 
 }  // namespace layerstream

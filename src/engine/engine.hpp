@@ -8,6 +8,7 @@
 
 #include "backends/device.hpp"
 #include "backends/host_region.hpp"
+#include "backends/measure_rates.hpp"
 #include "backends/memory_backend.hpp"
 #include "core/token_row.hpp"
 #include "engine/buffers.hpp"
@@ -73,11 +74,22 @@ class Engine {
   void restart() { sequence_length_ = 0; }
   std::int64_t sequence_length() const { return sequence_length_; }
 
-  ParameterStore& parameters() { return *store_; }
+  /// The state on the host. What is written to it counts from the next call of the engine on. Throws
+  /// ContractError while the device has newer state: `apply_pending` brings it.
+  ParameterStore& parameters() {
+    LAYERSTREAM_EXPECT(!resident_has_moved_, "the device has newer state; apply_pending brings it");
+    resident_is_current_ = false;
+    return *store_;
+  }
   const EngineShape& shape() const { return shape_; }
   const Ledger& ledger() const { return ledger_; }
   const MemoryBackend& backend() const { return *backend_; }
+  /// What of the host memory copies can use at full speed.
+  const HostPin* host_pin() const { return host_pin_.get(); }
   WorkerPool& pool() { return pool_; }
+  /// What the link and the host's memory can do, measured on the engine's own memory in some 0.1 s. Host
+  /// memory keeps its contents. @pre no step has run yet.
+  MeasuredRates measure_rates();
   /// The schedule that ran last.
   const Schedule& schedule() const { return schedule_; }
 
@@ -90,6 +102,7 @@ class Engine {
   void expect_intact() const;
   void poison_buffers();
   ScheduleSettings schedule_settings(bool train) const;
+  bool has_resident() const { return shape_.schedule.device_update.resident_blocks > 0; }
 
   Device& device_;
   EngineDiagnostics diagnostics_;
@@ -98,23 +111,30 @@ class Engine {
   Ledger ledger_;
   WorkerPool pool_;
   HostRegion host_region_;
+  std::unique_ptr<HostPin> host_pin_;
   std::unique_ptr<DeviceRegion> device_region_;
   std::unique_ptr<ParameterStore> store_;
   std::unique_ptr<HostBuffers> host_buffers_;
   std::unique_ptr<DeviceBuffers> device_buffers_;
   HostOptimizer optimizer_;
+  ops::Libraries libraries_;
   std::unique_ptr<StepRunner> runner_;
   Executor executor_;
   std::vector<BlockCost> costs_;
   Schedule schedule_;
   std::optional<ops::AdamWSettings> pending_;  ///< gradients wait in host slabs for this update
   std::int64_t sequence_length_ = 0;
+  bool resident_is_current_ = false;  ///< else the host's copy of resident state is newer
+  bool resident_has_moved_ = false;   ///< the host's copy is older
   bool failed_ = false;
 };
 
 /// The backend that the configuration asks for on this device, which outlives it. Throws ConfigError for one
 /// that does not fit the device.
 std::unique_ptr<MemoryBackend> make_backend(const RunConfig& config, Device& device);
+
+/// The host node that buffers are bound to: the configuration's, else the device's, if there is a choice.
+std::optional<int> numa_node(const RunConfig& config, const Device& device);
 
 /// Threads of the optimizer lane: optimizer_threads, else the CPUs that this process may use.
 int optimizer_threads(const RunConfig& config);

@@ -15,11 +15,20 @@ constexpr std::size_t index_of(Lane lane) {
   return static_cast<std::size_t>(lane);
 }
 
-std::string place_of(const Operation& operation) {
+std::string place_of(const Schedule& schedule, const Operation& operation) {
   std::string place = fmt::format("{} on lane {}", name_of(operation.kind), name_of(operation.lane));
+  if (schedule.step > 0) place = fmt::format("step {}, {}", schedule.step, place);
   if (operation.block >= 0) place += fmt::format(", block {}", operation.block);
   if (operation.chunk >= 0) place += fmt::format(", chunk {}", operation.chunk);
+  if (operation.piece >= 0) place += fmt::format(", piece {}", operation.piece);
   return place;
+}
+
+/// Copies of one direction leave the device in the order in which they were issued, whatever their streams:
+/// one that still waits for a kernel would hold back all that come after it. So a lane of copies waits with
+/// its thread, and issues a copy when it can run.
+constexpr bool is_copy_lane(Lane lane) {
+  return lane == Lane::h2d || lane == Lane::d2h || lane == Lane::update_out;
 }
 
 /// What the lanes of one run share.
@@ -48,7 +57,8 @@ struct Executor::State {
 
   /// Keeps the first error, with the operation's place, and wakes all lanes.
   void fail(int index, const char* message, int code) {
-    const std::string place = place_of(run->schedule.operations[static_cast<std::size_t>(index)]);
+    const std::string place =
+        place_of(run->schedule, run->schedule.operations[static_cast<std::size_t>(index)]);
     {
       const std::lock_guard lock(mutex);
       if (failure) return;
@@ -57,13 +67,28 @@ struct Executor::State {
     for (const auto& event : events) event->abandon();
   }
 
+  static void run_observed(Run& current, int index, StreamView stream) {
+    const Operation& operation = current.schedule.operations[static_cast<std::size_t>(index)];
+    try {
+      current.observer->before(index, operation);
+      current.runner.run(operation, stream);
+      current.observer->after(index, operation);
+    } catch (...) {
+      current.observer->failed(index, operation);
+      throw;
+    }
+  }
+
   void issue(Run& current, int index, StreamView stream) {
     const Operation& operation = current.schedule.operations[static_cast<std::size_t>(index)];
+    const StreamView waiting = is_copy_lane(operation.lane) ? StreamView::host() : stream;
     for (const int dependency : operation.dependencies)
-      events[static_cast<std::size_t>(dependency)]->wait(stream);
-    if (current.observer != nullptr) current.observer->before(index, operation);
-    current.runner.run(operation, stream);
-    if (current.observer != nullptr) current.observer->after(index, operation);
+      events[static_cast<std::size_t>(dependency)]->wait(waiting);
+    if (current.observer == nullptr) {
+      current.runner.run(operation, stream);
+    } else {
+      run_observed(current, index, stream);
+    }
     events[static_cast<std::size_t>(index)]->record(stream);
   }
 
@@ -128,6 +153,7 @@ void Executor::run(const Schedule& schedule, OperationRunner& runner, ExecutionO
   }
   while (state.events.size() < schedule.operations.size()) state.events.push_back(state.device.make_event());
   for (const auto& event : state.events) event->reset();
+  if (observer != nullptr) observer->begin(schedule);
   {
     const std::lock_guard lock(state.mutex);
     state.run = &current;
@@ -146,7 +172,28 @@ void Executor::run(const Schedule& schedule, OperationRunner& runner, ExecutionO
   } catch (...) {
     if (!state.failure) state.failure = std::current_exception();
   }
+  if (observer != nullptr) observer->end();
   if (state.failure) std::rethrow_exception(state.failure);
+}
+
+void ObserverList::begin(const Schedule& schedule) {
+  for (ExecutionObserver* const observer : observers_) observer->begin(schedule);
+}
+
+void ObserverList::before(int index, const Operation& operation) {
+  for (ExecutionObserver* const observer : observers_) observer->before(index, operation);
+}
+
+void ObserverList::after(int index, const Operation& operation) {
+  for (std::size_t i = observers_.size(); i-- > 0;) observers_[i]->after(index, operation);
+}
+
+void ObserverList::failed(int index, const Operation& operation) noexcept {
+  for (std::size_t i = observers_.size(); i-- > 0;) observers_[i]->failed(index, operation);
+}
+
+void ObserverList::end() noexcept {
+  for (std::size_t i = observers_.size(); i-- > 0;) observers_[i]->end();
 }
 
 }  // namespace layerstream

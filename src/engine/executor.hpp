@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "backends/device.hpp"
 #include "engine/schedule.hpp"
@@ -16,13 +17,37 @@ class OperationRunner {
   virtual void run(const Operation& operation, StreamView stream) = 0;
 };
 
-/// Sees every operation on its lane's thread: traces, test delays.
+/// Sees every operation on its lane's thread: times, annotations, test delays.
 class ExecutionObserver {
  public:
   virtual ~ExecutionObserver() = default;
+  /// On the calling thread, before any operation; what it sees lives until the run's end.
+  virtual void begin(const Schedule&) {}
   /// After the operation's dependencies, before it is issued.
   virtual void before(int index, const Operation& operation) = 0;
   virtual void after(int index, const Operation& operation) = 0;
+  /// In place of `after`, when the operation or an observer of it threw; perhaps without `before`.
+  virtual void failed(int, const Operation&) noexcept {}
+  /// On the calling thread, when every lane is done or has been abandoned.
+  virtual void end() noexcept {}
+};
+
+/// Several observers as one: in order before an operation, in reverse order after it.
+class ObserverList final : public ExecutionObserver {
+ public:
+  /// @param observer outlives the list; null adds nothing.
+  void add(ExecutionObserver* observer) {
+    if (observer != nullptr) observers_.push_back(observer);
+  }
+
+  void begin(const Schedule& schedule) override;
+  void before(int index, const Operation& operation) override;
+  void after(int index, const Operation& operation) override;
+  void failed(int index, const Operation& operation) noexcept override;
+  void end() noexcept override;
+
+ private:
+  std::vector<ExecutionObserver*> observers_;
 };
 
 /// Runs schedules: a thread for each lane but compute, which is the calling thread's; dependencies

@@ -13,7 +13,9 @@ namespace layerstream {
 /// Something that operations read and write: a buffer, or a part of one.
 struct Resource {
   enum class Kind : std::uint8_t {
-    host_weights,         ///< of a block
+    host_weights,         ///< of a block, with their moments, by (block, StatePart)
+    update_slot,          ///< index
+    device_gradient,      ///< of a block: what waits on the device
     weight_slot,          ///< index
     input,                ///< a decoder block's input buffer, by (buffer, chunk)
     intermediates,        ///< saved intermediates on the device, by (slot) or (block, chunk)
@@ -32,6 +34,12 @@ struct Resource {
   int index = 0;
   int chunk = 0;
   friend auto operator<=>(const Resource&, const Resource&) = default;
+};
+
+/// The parts of a block's state that are written apart: the host's share, and each piece of the device's.
+struct StatePart {
+  static constexpr int of_host = 0;
+  static constexpr int of_piece(int piece) { return 1 + piece; }
 };
 
 /// Turns declared reads and writes into dependencies: a read waits for the last write, a write waits for

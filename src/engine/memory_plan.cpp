@@ -9,7 +9,38 @@
 
 namespace layerstream {
 
-EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& config, EngineMode mode) {
+namespace {
+
+/// The device's share of each block, in pieces of about 200 MB of state: large enough for the link's full
+/// speed, and a few pieces even of a small share, so that arriving, working and leaving overlap.
+DeviceUpdate make_device_update(const ModelLayout& layout, double fraction, bool gradients_on_device,
+                                int resident_blocks) {
+  constexpr std::int64_t unit = 4096, largest_piece = 16 << 20;
+  const auto rounded_up = [](std::int64_t elements) { return (elements + unit - 1) / unit * unit; };
+  DeviceUpdate update;
+  std::int64_t largest_share = 0;
+  update.resident_blocks = resident_blocks;
+  for (const BlockLayout& block : layout.blocks) {
+    if (update.is_resident(static_cast<int>(update.elements.size()))) {
+      update.elements.push_back(block.num_elements);
+      continue;
+    }
+    const auto wanted = static_cast<std::int64_t>(fraction * static_cast<double>(block.num_elements));
+    const std::int64_t share = wanted == block.num_elements ? wanted : wanted / unit * unit;
+    update.elements.push_back(share);
+    largest_share = std::max(largest_share, share);
+  }
+  if (largest_share == 0 && resident_blocks == 0) return {};
+  if (largest_share == 0) update.slots = 0;
+  update.piece_elements = std::clamp(rounded_up(largest_share / 4), unit, largest_piece);
+  update.gradients_on_device = gradients_on_device;
+  return update;
+}
+
+}  // namespace
+
+EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& config, EngineMode mode,
+                              const Device& device) {
   const bool train = mode == EngineMode::train;
   EngineShape shape;
   shape.spec = spec;
@@ -21,6 +52,7 @@ EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& config, En
   shape.loss_tile_tokens = train ? config.loss_tile_tokens : 1;
   shape.max_positions = config.cutoff_len;
   shape.keeps_key_values = !train;
+  shape.deterministic = config.deterministic;
 
   ScheduleSettings& schedule = shape.schedule;
   schedule.num_blocks = shape.layout.num_blocks();
@@ -32,6 +64,18 @@ EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& config, En
     schedule.activation_policy = config.activation_policy;
     schedule.activations_on_host = config.activations_on_host;
     schedule.optimizer_update = config.optimizer_update;
+    // A simulated device's optimizer would run on the host's threads as well.
+    const bool immediate = config.optimizer_update == OptimizerUpdate::immediate;
+    const double share =
+        config.optimizer_device_share.value_or(immediate || device.uses_host_memory() ? 0.0 : 0.5);
+    if (immediate && (share > 0.0 || config.resident_blocks > 0)) {
+      throw ConfigError(
+          "optimizer_device_share, resident_blocks: immediate updates are the host's alone, since they may have to stop in the middle; "
+          "set both to 0, or optimizer_update: deferred");
+    }
+    schedule.device_update = make_device_update(
+        shape.layout, share, !config.gradients_on_host,
+        static_cast<int>(std::min<std::int64_t>(config.resident_blocks, schedule.num_blocks)));
   }
   if (schedule.optimizer_update == OptimizerUpdate::immediate && config.max_grad_norm > 0.0) {
     throw ConfigError(
@@ -41,8 +85,11 @@ EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& config, En
   return shape;
 }
 
-Ledger plan_memory(EngineShape& shape, const MemoryBackend& backend) {
+Ledger plan_memory(EngineShape& shape, const MemoryBackend& backend, const Device& device) {
   Ledger ledger;
+  if (device.overhead_bytes() > 0) {
+    ledger.add(Space::device, "context and libraries", device.overhead_bytes());
+  }
   Arena host = Arena::dry(Space::host, ledger);
   const ParameterStore store(shape.layout, host, shape.schedule.train);
   shape.slot_bytes = 0;
@@ -52,8 +99,8 @@ Ledger plan_memory(EngineShape& shape, const MemoryBackend& backend) {
   }
   shape.schedule.fetch_lane = backend.fetch_lane();
   const HostBuffers host_buffers(shape, host);
-  Arena device = Arena::dry(Space::device, ledger);
-  const DeviceBuffers device_buffers(shape, device);
+  Arena device_arena = Arena::dry(Space::device, ledger);
+  const DeviceBuffers device_buffers(shape, device_arena);
   return ledger;
 }
 
@@ -67,8 +114,8 @@ void add_process_lines(Ledger& ledger, std::size_t data_bytes) {
 
 RunPlan plan_run(const ModelSpec& spec, const RunConfig& config, Device& device, std::size_t data_bytes) {
   const std::unique_ptr<MemoryBackend> backend = make_backend(config, device);
-  RunPlan plan{.shape = make_engine_shape(spec, config, EngineMode::train), .ledger = {}};
-  plan.ledger = plan_memory(plan.shape, *backend);
+  RunPlan plan{.shape = make_engine_shape(spec, config, EngineMode::train, device), .ledger = {}};
+  plan.ledger = plan_memory(plan.shape, *backend, device);
   add_process_lines(plan.ledger, data_bytes);
   return plan;
 }

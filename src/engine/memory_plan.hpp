@@ -19,12 +19,14 @@ enum class EngineMode : std::uint8_t {
 };
 
 /// The size of everything that an engine of this model, run and mode needs. Nothing is allocated.
+/// @param device what suits it is taken where the configuration leaves a choice.
 /// Throws ConfigError for combinations that cannot work.
-EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& config, EngineMode mode);
+EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& config, EngineMode mode,
+                              const Device& device);
 
 /// Completes the shape with what the backend's slots need, and counts the engine's bytes by laying its
 /// buffers out without memory. The engine allocates exactly this.
-Ledger plan_memory(EngineShape& shape, const MemoryBackend& backend);
+Ledger plan_memory(EngineShape& shape, const MemoryBackend& backend, const Device& device);
 
 /// Adds what a training process holds besides the engine: its code, libraries and stacks as they stand
 /// now (call it after the kernels' runtime has started), the data, and a buffer for weights in transit.

@@ -7,22 +7,26 @@
 
 namespace layerstream {
 
+Slab make_slab(const BlockLayout& block, Arena& arena, std::string_view upper, std::string_view lower,
+               std::string_view moments) {
+  const auto n = static_cast<std::size_t>(block.num_elements);
+  Slab slab{.hi = static_cast<bf16*>(arena.allocate(n * sizeof(bf16), upper)),
+            .lo = static_cast<std::int16_t*>(arena.allocate(n * sizeof(std::int16_t), lower)),
+            .exp_avg = nullptr,
+            .exp_avg_sq = nullptr,
+            .num_elements = block.num_elements,
+            .num_matrix_elements = block.num_matrix_elements};
+  if (!moments.empty()) {
+    slab.exp_avg = static_cast<float*>(arena.allocate(n * sizeof(float), moments));
+    slab.exp_avg_sq = static_cast<float*>(arena.allocate(n * sizeof(float), moments));
+  }
+  return slab;
+}
+
 ParameterStore::ParameterStore(const ModelLayout& layout, Arena& host, bool with_moments) : layout_(layout) {
   for (const BlockLayout& block : layout.blocks) {
-    const std::int64_t n = block.num_elements;
-    const auto moments = [&]() -> float* {
-      if (!with_moments) return nullptr;
-      return static_cast<float*>(
-          host.allocate(static_cast<std::size_t>(n) * sizeof(float), "Adam moments (fp32)"));
-    };
-    slabs_.push_back({.hi = static_cast<bf16*>(host.allocate(static_cast<std::size_t>(n) * sizeof(bf16),
-                                                             "weights, upper halves (bf16)")),
-                      .lo = static_cast<std::int16_t*>(host.allocate(
-                          static_cast<std::size_t>(n) * sizeof(std::int16_t), "weights, lower halves")),
-                      .exp_avg = moments(),
-                      .exp_avg_sq = moments(),
-                      .num_elements = n,
-                      .num_matrix_elements = block.num_matrix_elements});
+    slabs_.push_back(make_slab(block, host, "weights, upper halves (bf16)", "weights, lower halves",
+                               with_moments ? "Adam moments (fp32)" : ""));
   }
   versions_ = std::make_unique<std::atomic<std::int64_t>[]>(layout.blocks.size());
 }
@@ -72,8 +76,8 @@ void ParameterStore::read(int block, const Parameter& parameter, std::int64_t fi
 
 void ParameterStore::initialize(std::uint64_t seed, double standard_deviation, WorkerPool& pool,
                                 const BlockCallback& between_blocks) {
-  constexpr std::int64_t piece = 4096;
-  std::uint64_t stream = 0;  // one per parameter, in layout order
+  constexpr std::int64_t piece = 4096;  // even: a pair of normal numbers is drawn at once
+  std::uint64_t stream = 0;             // one per parameter, in layout order
   for (int block = 0; block < layout_.num_blocks(); ++block) {
     if (between_blocks) between_blocks(block, layout_.num_blocks());
     for (const Parameter& parameter : layout_.blocks[static_cast<std::size_t>(block)].parameters) {
@@ -82,12 +86,14 @@ void ParameterStore::initialize(std::uint64_t seed, double standard_deviation, W
         std::array<float, piece> values;
         const std::int64_t first = index * piece;
         const std::int64_t count = std::min(piece, parameter.numel() - first);
-        for (std::int64_t i = 0; i < count; ++i) {
-          const double value =
-              parameter.is_matrix
-                  ? standard_deviation * normal_at(seed, stream, static_cast<std::uint64_t>(first + i))
-                  : (is_bias ? 0.0 : 1.0);
-          values[static_cast<std::size_t>(i)] = static_cast<float>(value);
+        if (parameter.is_matrix) {
+          for (std::int64_t i = 0; i < count; i += 2) {
+            const auto pair = normal_pair_at(seed, stream, static_cast<std::uint64_t>(first + i) / 2);
+            values[static_cast<std::size_t>(i)] = static_cast<float>(standard_deviation * pair[0]);
+            values[static_cast<std::size_t>(i + 1)] = static_cast<float>(standard_deviation * pair[1]);
+          }
+        } else {
+          values.fill(is_bias ? 0.0F : 1.0F);
         }
         write(block, parameter, first, std::span(values).first(static_cast<std::size_t>(count)));
       });
@@ -95,8 +101,13 @@ void ParameterStore::initialize(std::uint64_t seed, double standard_deviation, W
     }
     const Slab& slab = this->slab(block);
     if (slab.exp_avg != nullptr) {
-      std::fill_n(slab.exp_avg, slab.num_elements, 0.0F);
-      std::fill_n(slab.exp_avg_sq, slab.num_elements, 0.0F);
+      constexpr std::int64_t zeroed = std::int64_t{1} << 20;
+      pool.parallel_for((slab.num_elements + zeroed - 1) / zeroed, [&](std::int64_t index) {
+        const std::int64_t first = index * zeroed;
+        const std::int64_t count = std::min(zeroed, slab.num_elements - first);
+        std::fill_n(slab.exp_avg + first, count, 0.0F);
+        std::fill_n(slab.exp_avg_sq + first, count, 0.0F);
+      });
     }
     bump_version(block);
   }

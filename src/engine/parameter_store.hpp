@@ -27,6 +27,10 @@ struct Slab {
   std::int64_t num_matrix_elements;
 };
 
+/// Lays a block's slab out; each array's component in the ledger is given. @param moments empty: none.
+Slab make_slab(const BlockLayout& block, Arena& arena, std::string_view upper, std::string_view lower,
+               std::string_view moments);
+
 /// The home of weights and optimizer state: a slab for each block.
 class ParameterStore {
  public:

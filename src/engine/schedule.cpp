@@ -21,6 +21,10 @@ std::int64_t num_pairs(const Chunk& chunk) {
   return pairs;
 }
 
+/// Two halves of the weight and two moments.
+constexpr std::int64_t state_bytes_per_element = 12;
+constexpr std::int64_t gradient_bytes_per_element = 4;
+
 class StepBuilder {
  public:
   StepBuilder(const ScheduleSettings& settings, const ChunkPlan& chunks, const std::vector<BlockCost>& costs)
@@ -31,6 +35,7 @@ class StepBuilder {
     LAYERSTREAM_EXPECT(
         settings.weight_slots >= 1 && settings.gradient_slots >= 1 && settings.intermediate_slots >= 1,
         "at least one slot of each kind");
+    expect_sound(settings.device_update);
     for (int slot = 0; slot < settings.weight_slots; ++slot) free_slots_.push_back(slot);
     slot_of_block_.assign(static_cast<std::size_t>(settings.num_blocks), -1);
     for (int block = 0; block <= head_; ++block) visits_.push_back(block);
@@ -40,6 +45,8 @@ class StepBuilder {
   }
 
   Schedule build() {
+    if (settings_.load_resident) move_resident(OperationKind::load_state, Lane::h2d);
+    if (settings_.pending_update) update_hosts_shares();
     for (int block = 0; block < head_; ++block) forward(block);
     if (settings_.train) {
       head_step();
@@ -52,7 +59,36 @@ class StepBuilder {
     return std::move(schedule_);
   }
 
+  Schedule build_updates() {
+    if (settings_.load_resident) move_resident(OperationKind::load_state, Lane::h2d);
+    if (settings_.pending_update) {
+      update_hosts_shares();
+      update_devices_shares(head_);
+    }
+    move_resident(OperationKind::store_state, Lane::update_out);
+    return std::move(schedule_);
+  }
+
  private:
+  void expect_sound(const DeviceUpdate& device) const {
+    if (device.elements.empty()) return;
+    LAYERSTREAM_EXPECT(
+        device.elements.size() == costs_.size() && device.piece_elements >= 1 && device.resident_blocks >= 0,
+        "device updates of {} blocks out of {}, {} of them resident, in pieces of {}", device.elements.size(),
+        costs_.size(), device.resident_blocks, device.piece_elements);
+    for (int block = 0; block <= head_; ++block) {
+      const std::int64_t elements = device.of(block);
+      LAYERSTREAM_EXPECT(elements >= 0 && elements <= cost(block).num_elements &&
+                             (!device.is_resident(block) || elements == cost(block).num_elements),
+                         "device updates of {} elements of block {}, which has {}", elements, block,
+                         cost(block).num_elements);
+      LAYERSTREAM_EXPECT(elements == 0 || device.is_resident(block) || device.slots >= 1,
+                         "device updates of block {} without a slot", block);
+    }
+    LAYERSTREAM_EXPECT(settings_.optimizer_update == OptimizerUpdate::deferred,
+                       "immediate updates are the host's alone");
+  }
+
   // --- weights ---
 
   /// Fetches the block that is visited now and, as far as slots are free, those that come next.
@@ -67,7 +103,7 @@ class StepBuilder {
   }
 
   void fetch(int block) {
-    update_if_pending(block);
+    if (settings_.pending_update) update_devices_shares(block);
     const int slot = free_slots_.front();
     free_slots_.pop_front();
     slot_of_block_[static_cast<std::size_t>(block)] = slot;
@@ -101,27 +137,17 @@ class StepBuilder {
                     {}, {{Kind::weight_slot, slot}});
   }
 
-  void update_if_pending(int block) {
-    if (!settings_.pending_update || block < next_update_) return;
-    update(block);
-    next_update_ = block + 1;
-  }
-
-  void update(int block) {
-    tracker_.append(
-        {.kind = OperationKind::update,
-         .lane = Lane::host,
-         .block = block,
-         .bytes = cost(block).update_bytes,
-         .dependencies = {}},
-        {{Kind::host_gradient, host_gradient_slab(settings_, block)}, {Kind::host_statistics, block}},
-        {{Kind::host_weights, block}});
-  }
-
   /// What a block's weights are read from; a coherent backend reads some of them in place.
   std::vector<Resource> host_weights(int block) const {
-    std::vector<Resource> resources{{Kind::host_weights, block}};
-    if (block == head_ && settings_.head_uses_embedding) resources.push_back({Kind::host_weights, 0});
+    std::vector<Resource> resources;
+    const auto add = [&](int home) {
+      resources.push_back({Kind::host_weights, home, StatePart::of_host});
+      for (int piece = 0; piece < settings_.device_update.num_pieces(home); ++piece) {
+        resources.push_back({Kind::host_weights, home, StatePart::of_piece(piece)});
+      }
+    };
+    add(block);
+    if (block == head_ && settings_.head_uses_embedding) add(0);
     return resources;
   }
 
@@ -174,6 +200,100 @@ class StepBuilder {
                      .bytes = cost(block).input_bytes_per_token * tokens(chunk),
                      .dependencies = {}},
                     {{Kind::saved_input, block, chunk}}, {input(block, chunk)});
+  }
+
+  // --- optimizer ---
+
+  /// The updates that wait, in the order in which the forward pass needs them. Their lane does little else.
+  void update_hosts_shares() {
+    for (int block = 0; block <= head_; ++block) update_hosts_share(block);
+  }
+
+  void update_hosts_share(int block) {
+    const Resource gradient{Kind::host_gradient, host_gradient_slab(settings_, block)};
+    const std::int64_t device_elements = settings_.device_update.of(block);
+    if (device_elements < cost(block).num_elements) {
+      tracker_.append(
+          {.kind = OperationKind::update,
+           .lane = Lane::host,
+           .block = block,
+           .bytes = share(cost(block).update_bytes, block, cost(block).num_elements - device_elements),
+           .dependencies = {}},
+          {gradient, {Kind::host_statistics, block}}, {{Kind::host_weights, block, StatePart::of_host}});
+    }
+  }
+
+  /// All waiting pieces up to `block`, and as many of the next as there are slots: they cross the link while
+  /// the last stores of `block` are under way, before its weights can be fetched. State and weights come over
+  /// the link on one lane, since the order of two would be the hardware's, which starves one of them.
+  void update_devices_shares(int block) {
+    const DeviceUpdate& device = settings_.device_update;
+    const int ahead = device.slots + update_uses_through(block);
+    while (next_update_block_ <= head_ && (next_update_block_ <= block || update_uses_ < ahead)) {
+      if (next_update_piece_ == device.num_pieces(next_update_block_)) {
+        ++next_update_block_;
+        next_update_piece_ = 0;
+        continue;
+      }
+      update_on_device(next_update_block_, next_update_piece_++);
+    }
+  }
+
+  /// Pieces up to `block` that go through a slot.
+  int update_uses_through(int block) const {
+    int pieces = 0;
+    for (int b = settings_.device_update.resident_blocks; b <= block; ++b) {
+      pieces += settings_.device_update.num_pieces(b);
+    }
+    return pieces;
+  }
+
+  /// @param slot −1: the state is where it lives.
+  Operation state_operation(OperationKind kind, Lane lane, int block, int piece, int slot,
+                            std::int64_t bytes_per_element) const {
+    return {.kind = kind,
+            .lane = lane,
+            .block = block,
+            .piece = piece,
+            .update_slot = slot,
+            .bytes = bytes_per_element * settings_.device_update.piece(block, piece).count,
+            .dependencies = {}};
+  }
+
+  void move_resident(OperationKind kind, Lane lane) {
+    for (int block = 0; block < settings_.device_update.resident_blocks; ++block) {
+      const std::vector<Resource> state{{Kind::host_weights, block, StatePart::of_piece(0)}};
+      const bool loads = kind == OperationKind::load_state;
+      tracker_.append(state_operation(kind, lane, block, 0, -1, state_bytes_per_element),
+                      loads ? std::vector<Resource>{} : state, loads ? state : std::vector<Resource>{});
+    }
+  }
+
+  void update_on_device(int block, int piece) {
+    const DeviceUpdate& device = settings_.device_update;
+    const Resource host_gradient{Kind::host_gradient, host_gradient_slab(settings_, block)};
+    if (device.is_resident(block)) {
+      tracker_.append(state_operation(OperationKind::update_on_device, Lane::update, block, piece, -1,
+                                      2 * state_bytes_per_element + 4),
+                      {{Kind::device_gradient, block}},
+                      {{Kind::host_weights, block, StatePart::of_piece(piece)}});
+      return;
+    }
+    const int slot = update_uses_++ % device.slots;
+    const auto operation = [&](OperationKind kind, Lane lane, std::int64_t bytes_per_element) {
+      return state_operation(kind, lane, block, piece, slot, bytes_per_element);
+    };
+    std::vector<Resource> sources{{Kind::host_weights, block, StatePart::of_piece(piece)}};
+    std::vector<Resource> gradient;
+    (device.gradients_on_device ? gradient : sources)
+        .push_back(device.gradients_on_device ? Resource{Kind::device_gradient, block} : host_gradient);
+    tracker_.append(operation(OperationKind::load_state, Lane::h2d,
+                              state_bytes_per_element + (device.gradients_on_device ? 0 : 4)),
+                    sources, {{Kind::update_slot, slot}});
+    tracker_.append(operation(OperationKind::update_on_device, Lane::update, 2 * state_bytes_per_element + 4),
+                    gradient, {{Kind::update_slot, slot}});
+    tracker_.append(operation(OperationKind::store_state, Lane::update_out, state_bytes_per_element),
+                    {{Kind::update_slot, slot}}, {{Kind::host_weights, block, StatePart::of_piece(piece)}});
   }
 
   // --- passes ---
@@ -331,14 +451,15 @@ class StepBuilder {
 
   int load_gradient(int block) {
     const int slot = next_gradient_slot();
-    tracker_.append({.kind = OperationKind::load_gradient,
-                     .lane = Lane::h2d,
-                     .block = block,
-                     .gradient_slot = slot,
-                     .bytes = cost(block).gradient_bytes,
-                     .dependencies = {}},
-                    {{Kind::host_gradient, host_gradient_slab(settings_, block)}},
-                    {{Kind::gradient_slot, slot}});
+    tracker_.append(
+        {.kind = OperationKind::load_gradient,
+         .lane = Lane::h2d,
+         .block = block,
+         .gradient_slot = slot,
+         .bytes = cost(block).gradient_bytes - kept_bytes(block),
+         .dependencies = {}},
+        {{Kind::host_gradient, host_gradient_slab(settings_, block)}, {Kind::device_gradient, block}},
+        {{Kind::gradient_slot, slot}});
     return slot;
   }
 
@@ -349,21 +470,35 @@ class StepBuilder {
                      .gradient_slot = slot,
                      .dependencies = {}},
                     {{Kind::gradient_slot, slot}}, {{Kind::norm_partial, block}});
+    const bool shares_embedding = block == head_ && settings_.head_uses_embedding;
+    const DeviceUpdate& device = settings_.device_update;
+    std::vector<Resource> kept;
+    if (device.kept(block) > 0) kept.push_back({Kind::device_gradient, block});
+    if (shares_embedding && device.kept(0) > 0) kept.push_back({Kind::device_gradient, 0});
+    if (!kept.empty()) {
+      tracker_.append({.kind = OperationKind::keep_gradient,
+                       .lane = Lane::compute,
+                       .block = block,
+                       .gradient_slot = slot,
+                       .bytes = kept_bytes(block),
+                       .dependencies = {}},
+                      {{Kind::gradient_slot, slot}}, kept);
+    }
     std::vector<Resource> sources{{Kind::gradient_slot, slot}, {Kind::norm_partial, block}};
     if (block == head_) sources.push_back({Kind::loss});
     std::vector<Resource> homes{{Kind::host_gradient, host_gradient_slab(settings_, block)},
                                 {Kind::host_statistics, block}};
-    if (block == head_ && settings_.head_uses_embedding) {
+    if (shares_embedding) {
       homes.push_back({Kind::host_gradient, host_gradient_slab(settings_, 0)});
     }
     tracker_.append({.kind = OperationKind::emit_gradient,
                      .lane = Lane::d2h,
                      .block = block,
                      .gradient_slot = slot,
-                     .bytes = cost(block).gradient_bytes,
+                     .bytes = cost(block).gradient_bytes - kept_bytes(block),
                      .dependencies = {}},
                     sources, homes);
-    if (settings_.optimizer_update == OptimizerUpdate::immediate) update(block);
+    if (settings_.optimizer_update == OptimizerUpdate::immediate) update_hosts_share(block);
   }
 
   void verdict() {
@@ -376,6 +511,13 @@ class StepBuilder {
 
   // --- costs ---
 
+  /// What stays on the device of the gradient that a block's backward pass makes: a tied head's has the
+  /// embedding's share in it.
+  std::int64_t kept_bytes(int block) const {
+    const bool shares_embedding = block == head_ && settings_.head_uses_embedding;
+    const DeviceUpdate& device = settings_.device_update;
+    return gradient_bytes_per_element * (device.kept(block) + (shares_embedding ? device.kept(0) : 0));
+  }
   const BlockCost& cost(int block) const { return costs_[static_cast<std::size_t>(block)]; }
   std::int64_t tokens(int chunk) const { return chunks_.chunks[static_cast<std::size_t>(chunk)].num_tokens; }
   double attention_flops(int block, int chunk) const {
@@ -395,6 +537,12 @@ class StepBuilder {
     return (recomputes_gemms ? 3.0 : 2.0) * gemms + (recomputes_attention ? 3.5 : 2.5) * attention;
   }
 
+  /// The part of a block's `bytes` that belongs to so many of its elements.
+  std::int64_t share(std::int64_t bytes, int block, std::int64_t elements) const {
+    return static_cast<std::int64_t>(static_cast<double>(bytes) * static_cast<double>(elements) /
+                                     static_cast<double>(cost(block).num_elements));
+  }
+
   int slot_of(int block) const { return slot_of_block_[static_cast<std::size_t>(block)]; }
 
   const ScheduleSettings& settings_;
@@ -407,7 +555,9 @@ class StepBuilder {
   std::size_t visit_ = 0;
   std::deque<int> free_slots_;
   std::vector<int> slot_of_block_;
-  int next_update_ = 0;
+  int update_uses_ = 0;
+  int next_update_block_ = 0;  ///< of the device's share
+  int next_update_piece_ = 0;
   int intermediate_uses_ = 0;
   int gradient_uses_ = 0;
 };
@@ -418,6 +568,12 @@ std::string_view name_of(OperationKind kind) {
   switch (kind) {
     case OperationKind::update:
       return "update";
+    case OperationKind::load_state:
+      return "load_state";
+    case OperationKind::update_on_device:
+      return "update_on_device";
+    case OperationKind::store_state:
+      return "store_state";
     case OperationKind::fetch_weights:
       return "fetch_weights";
     case OperationKind::release_weights:
@@ -450,6 +606,8 @@ std::string_view name_of(OperationKind kind) {
       return "gradient_norm";
     case OperationKind::emit_gradient:
       return "emit_gradient";
+    case OperationKind::keep_gradient:
+      return "keep_gradient";
     case OperationKind::verdict:
       return "verdict";
   }
@@ -460,9 +618,11 @@ std::string Schedule::to_text() const {
   std::string text;
   for (std::size_t i = 0; i < operations.size(); ++i) {
     const Operation& operation = operations[i];
-    text += fmt::format("{:>5} {:<8} {:<20}", i, name_of(operation.lane), name_of(operation.kind));
+    text += fmt::format("{:>5} {:<10} {:<20}", i, name_of(operation.lane), name_of(operation.kind));
     if (operation.block >= 0) text += fmt::format(" block {}", operation.block);
     if (operation.chunk >= 0) text += fmt::format(" chunk {}", operation.chunk);
+    if (operation.piece >= 0)
+      text += fmt::format(" piece {} state@{}", operation.piece, operation.update_slot);
     if (operation.weight_slot >= 0) text += fmt::format(" weights@{}", operation.weight_slot);
     if (operation.gradient_slot >= 0) text += fmt::format(" gradient@{}", operation.gradient_slot);
     if (operation.intermediate_slot >= 0)
@@ -491,15 +651,8 @@ Schedule build_schedule(const ScheduleSettings& settings, const ChunkPlan& chunk
 }
 
 Schedule build_update_schedule(const ScheduleSettings& settings, const std::vector<BlockCost>& costs) {
-  Schedule schedule;
-  for (int block = 0; block < settings.num_blocks; ++block) {
-    schedule.operations.push_back({.kind = OperationKind::update,
-                                   .lane = Lane::host,
-                                   .block = block,
-                                   .bytes = costs[static_cast<std::size_t>(block)].update_bytes,
-                                   .dependencies = {}});
-  }
-  return schedule;
+  const ChunkPlan nothing;
+  return StepBuilder(settings, nothing, costs).build_updates();
 }
 
 }  // namespace layerstream

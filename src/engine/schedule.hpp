@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -13,7 +14,10 @@ namespace layerstream {
 
 /// What an operation does. `block` and `chunk` say to what.
 enum class OperationKind : std::uint8_t {
-  update,              ///< AdamW on a block's host slab
+  update,      ///< AdamW by the host's threads on their share of a block's slab
+  load_state,  ///< a piece of a block's weights and moments, host → update slot (or home, if resident)
+  update_on_device,    ///< AdamW by the device on a piece
+  store_state,         ///< update slot → host
   fetch_weights,       ///< host slab → slot
   release_weights,     ///< the slot is free
   forward,             ///< a block's forward pass over a chunk
@@ -29,7 +33,8 @@ enum class OperationKind : std::uint8_t {
   rebuild_key_value,   ///< keys and values of a chunk of a long row, again
   backward,            ///< a block's backward pass over a chunk
   gradient_norm,       ///< sum of squares of a block's gradient
-  emit_gradient,       ///< a block's gradient, device → host
+  emit_gradient,       ///< a block's gradient (but what is kept), and its statistics, device → host
+  keep_gradient,       ///< what the device's share of the update needs, to where it waits on the device
   verdict,             ///< global norm, clip scale, finite or not
 };
 std::string_view name_of(OperationKind kind);
@@ -40,6 +45,8 @@ struct Operation {
   Lane lane;
   int block = -1;
   int chunk = -1;
+  int piece = -1;          ///< of the device's share of the block's update
+  int update_slot = -1;    ///< the ring buffer that holds the piece
   int weight_slot = -1;    ///< the slot that holds or receives the block's weights
   int gradient_slot = -1;  ///< the device buffer of the block's gradient
   int intermediate_slot =
@@ -53,8 +60,42 @@ struct Operation {
 /// same list.
 struct Schedule {
   std::vector<Operation> operations;
+  std::int64_t step = 0;  ///< for messages and traces
 
   std::string to_text() const;
+};
+
+/// Which part of the optimizer's work is the device's: of each block's slab the first elements, taken through
+/// a ring of slots piece by piece. The host's threads do the rest beside it. Whoever does it, the bits are
+/// the same.
+struct DeviceUpdate {
+  std::vector<std::int64_t> elements;  ///< by block; empty: the host does all
+  std::int64_t piece_elements = 0;
+  int slots = 3;                     ///< one piece arrives, one is worked on, one leaves
+  bool gradients_on_device = false;  ///< where the gradients of the device's share wait for the verdict
+  /// The first blocks' whole state lives on the device, and their gradients wait there: nothing of it crosses
+  /// the link in a step. First, because theirs are the updates that a forward pass waits for.
+  int resident_blocks = 0;
+
+  std::int64_t of(int block) const {
+    return elements.empty() ? 0 : elements[static_cast<std::size_t>(block)];
+  }
+  bool is_resident(int block) const { return block < resident_blocks; }
+  int num_pieces(int block) const {
+    if (is_resident(block)) return 1;
+    return of(block) == 0 ? 0 : static_cast<int>((of(block) + piece_elements - 1) / piece_elements);
+  }
+  /// Elements of a block's gradient that wait on the device; the rest waits in the host slab.
+  std::int64_t kept(int block) const { return gradients_on_device || is_resident(block) ? of(block) : 0; }
+  struct Range {
+    std::int64_t first, count;
+  };
+  /// Elements of a piece.
+  Range piece(int block, int index) const {
+    if (is_resident(block)) return {0, of(block)};
+    const std::int64_t first = index * piece_elements;
+    return {first, std::min(piece_elements, of(block) - first)};
+  }
 };
 
 /// What a schedule is made from besides the step's chunks.
@@ -64,6 +105,7 @@ struct ScheduleSettings {
   bool train = true;            ///< false: forward and loss only
   bool logits_only = false;     ///< forward, and logits instead of the loss
   bool pending_update = false;  ///< gradients of the step before wait in host slabs
+  bool load_resident = false;   ///< the resident blocks' state is newer on the host
   Lane fetch_lane = Lane::h2d;
   int weight_slots = 2;
   int gradient_slots = 2;
@@ -72,6 +114,7 @@ struct ScheduleSettings {
   ActivationPolicy activation_policy = ActivationPolicy::input;
   bool activations_on_host = true;
   OptimizerUpdate optimizer_update = OptimizerUpdate::deferred;
+  DeviceUpdate device_update;
 
   /// The whole-step device buffer that holds a block's input. Activations on the host: two take turns. On the
   /// device: each block has its own.
@@ -85,6 +128,7 @@ int num_host_gradient_slabs(const ScheduleSettings& settings);
 
 /// Costs, for the simulator and the trace; by block.
 struct BlockCost {
+  std::int64_t num_elements = 0;
   std::int64_t fetch_bytes = 0;
   std::int64_t gradient_bytes = 0;
   std::int64_t update_bytes = 0;
@@ -99,7 +143,8 @@ struct BlockCost {
 Schedule build_schedule(const ScheduleSettings& settings, const ChunkPlan& chunks,
                         const std::vector<BlockCost>& costs);
 
-/// Applies waiting gradients without a step (before a checkpoint, or at the end).
+/// Applies waiting gradients without a step, and brings the resident blocks' state to the host (before a
+/// checkpoint, or at the end).
 Schedule build_update_schedule(const ScheduleSettings& settings, const std::vector<BlockCost>& costs);
 
 }  // namespace layerstream

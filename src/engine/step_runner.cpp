@@ -39,12 +39,16 @@ void StepRunner::begin(const ChunkPlan& chunks, double max_grad_norm, const ops:
 
   const StreamView stream = parts_.device.stream(Lane::compute);
   const DeviceBuffers& device = parts_.device_buffers;
-  const auto upload = [&](const TensorView& target, const std::vector<std::int32_t>& values) {
-    parts_.backend.copy_to_device(target.data(), values.data(), values.size() * sizeof(std::int32_t), stream);
+  const HostBuffers& host = parts_.host_buffers;
+  const auto upload = [&](const TensorView& target, const TensorView& staged,
+                          const std::vector<std::int32_t>& values) {
+    if (values.empty()) return;
+    std::ranges::copy(values, staged.as<std::int32_t>());
+    parts_.backend.copy_to_device(target.data(), staged.data(), values.size() * sizeof(std::int32_t), stream);
   };
-  upload(device.input_ids, chunks.input_ids);
-  upload(device.targets, chunks.targets);
-  upload(device.positions, chunks.positions);
+  upload(device.input_ids, host.input_ids, chunks.input_ids);
+  upload(device.targets, host.targets, chunks.targets);
+  upload(device.positions, host.positions, chunks.positions);
   ops::fill_zero(context(stream), TensorView(device.nll_sum, {1}));
 }
 
@@ -52,6 +56,12 @@ void StepRunner::run(const Operation& operation, StreamView stream) {
   switch (operation.kind) {
     case OperationKind::update:
       return update(operation);
+    case OperationKind::load_state:
+      return load_state(operation, stream);
+    case OperationKind::update_on_device:
+      return update_on_device(operation, stream);
+    case OperationKind::store_state:
+      return store_state(operation, stream);
     case OperationKind::fetch_weights:
       return fetch_weights(operation, stream);
     case OperationKind::release_weights:
@@ -82,33 +92,36 @@ void StepRunner::run(const Operation& operation, StreamView stream) {
       return gradient_norm(operation, stream);
     case OperationKind::emit_gradient:
       return emit_gradient(operation, stream);
+    case OperationKind::keep_gradient:
+      return keep_gradient(operation, stream);
     case OperationKind::verdict:
       return compute_verdict();
   }
 }
 
 double StepRunner::read_nll_sum() {
-  double value = 0.0;
-  parts_.backend.copy_to_host(&value, parts_.device_buffers.nll_sum, sizeof(value),
+  parts_.backend.copy_to_host(parts_.host_buffers.nll_sum, parts_.device_buffers.nll_sum, sizeof(double),
                               parts_.device.stream(Lane::compute));
   parts_.device.synchronize();
-  return value;
+  return *parts_.host_buffers.nll_sum;
 }
 
 std::vector<float> StepRunner::read_logits() {
-  const TensorView& logits = parts_.device_buffers.logits;
-  std::vector<float> values(static_cast<std::size_t>(logits.numel()));
-  parts_.backend.copy_to_host(values.data(), logits.as<float>(), values.size() * sizeof(float),
+  const TensorView& logits = parts_.host_buffers.logits;
+  parts_.backend.copy_to_host(logits.data(), parts_.device_buffers.logits.data(), logits.bytes(),
                               parts_.device.stream(Lane::compute));
   parts_.device.synchronize();
-  return values;
+  return {logits.as<float>(), logits.as<float>() + logits.numel()};
 }
 
 // --- views ---
 
 ops::Context StepRunner::context(StreamView stream) const {
   const TensorView& workspace = parts_.device_buffers.workspace;
-  return {.stream = stream, .workspace = workspace.data(), .workspace_bytes = workspace.bytes()};
+  return {.stream = stream,
+          .workspace = workspace.data(),
+          .workspace_bytes = workspace.bytes(),
+          .libraries = &parts_.libraries};
 }
 
 const Chunk& StepRunner::chunk_of(const Operation& operation) const {
@@ -188,7 +201,8 @@ DecoderPass StepRunner::pass_of(const Operation& operation, const DecoderWeights
                       .dhidden = rows(device.decoder.dhidden),
                       .dattention = rows(device.decoder.dattention),
                       .dquery = rows(device.decoder.dquery),
-                      .dquery_key_value = rows(device.decoder.dquery_key_value)}};
+                      .dquery_key_value = rows(device.decoder.dquery_key_value)},
+          .deterministic = parts_.shape.deterministic};
 }
 
 DecoderWeights StepRunner::decoder_weights(int block) const {
@@ -221,8 +235,21 @@ TensorView StepRunner::gradient_of(const Operation& operation, std::int64_t elem
 
 void StepRunner::fetch_weights(const Operation& operation, StreamView stream) {
   const int block = operation.block;
-  parts_.backend.fetch(operation.weight_slot, block, weights_version(block),
-                       parts_.store.source(block, parts_.shape.low_halves_stream()), stream);
+  parts_.backend.fetch(operation.weight_slot, block, weights_version(block), source_of(block), stream);
+}
+
+/// Resident weights come from the device itself.
+BlockSource StepRunner::source_of(int block) const {
+  BlockSource source = parts_.store.source(block, parts_.shape.low_halves_stream());
+  const auto take_resident = [&](SlabSource& slab, int home) {
+    if (!parts_.shape.schedule.device_update.is_resident(home)) return;
+    const Slab& resident = parts_.device_buffers.resident[static_cast<std::size_t>(home)];
+    slab.hi = resident.hi;
+    slab.lo = resident.lo;
+  };
+  take_resident(source.slabs[0], block);
+  if (source.slabs.size() > 1) take_resident(source.slabs[1], parts_.shape.layout.embedding());
+  return source;
 }
 
 std::int64_t StepRunner::weights_version(int block) const {
@@ -392,11 +419,33 @@ void StepRunner::clear_gradient(const Operation& operation, StreamView stream) {
 }
 
 void StepRunner::load_gradient(const Operation& operation, StreamView stream) {
-  const TensorView gradient = gradient_of(operation, layout_of(operation.block).num_elements);
-  const int slab = host_gradient_slab(parts_.shape.schedule, operation.block);
-  parts_.backend.copy_to_device(gradient.data(),
-                                parts_.host_buffers.gradients[static_cast<std::size_t>(slab)].data(),
-                                gradient.bytes(), stream);
+  const ScheduleSettings& schedule = parts_.shape.schedule;
+  const int block = operation.block;
+  const TensorView gradient = gradient_of(operation, layout_of(block).num_elements);
+  const std::int64_t kept = schedule.device_update.kept(block);
+  if (kept > 0) {
+    const TensorView& home = parts_.device_buffers.kept_gradients[static_cast<std::size_t>(block)];
+    parts_.device.link().copy(gradient.data(), home.data(), home.bytes(), stream);
+  }
+  const TensorView rest = gradient.rows(kept, gradient.numel() - kept);
+  const auto slab = static_cast<std::size_t>(host_gradient_slab(schedule, block));
+  parts_.backend.copy_to_device(rest.data(), parts_.host_buffers.gradients[slab].data(), rest.bytes(),
+                                stream);
+}
+
+void StepRunner::keep_gradient(const Operation& operation, StreamView stream) {
+  const int block = operation.block;
+  const TensorView gradient = gradient_of(operation, parts_.shape.gradient_elements(block));
+  const auto keep = [&](int home, std::int64_t first) {
+    const std::int64_t kept = parts_.shape.schedule.device_update.kept(home);
+    if (kept == 0) return;
+    parts_.device.link().copy(parts_.device_buffers.kept_gradients[static_cast<std::size_t>(home)].data(),
+                              gradient.rows(first, kept).data(),
+                              static_cast<std::size_t>(kept) * sizeof(float), stream);
+  };
+  const std::int64_t own = layout_of(block).num_elements;
+  keep(block, 0);
+  if (gradient.numel() > own) keep(parts_.shape.layout.embedding(), own);
 }
 
 void StepRunner::gradient_norm(const Operation& operation, StreamView stream) {
@@ -411,7 +460,8 @@ void StepRunner::emit_gradient(const Operation& operation, StreamView stream) {
   const TensorView gradient = gradient_of(operation, parts_.shape.gradient_elements(block));
   const auto emit = [&](int home, std::int64_t first, std::int64_t count) {
     const std::size_t slab = static_cast<std::size_t>(host_gradient_slab(schedule, home));
-    const TensorView piece = gradient.rows(first, count);
+    const std::int64_t kept = schedule.device_update.kept(home);
+    const TensorView piece = gradient.rows(first + kept, count - kept);
     parts_.backend.copy_to_host(parts_.host_buffers.gradients[slab].data(), piece.data(), piece.bytes(),
                                 stream);
   };
@@ -446,16 +496,102 @@ void StepRunner::update(const Operation& operation) {
     }
   }
   const Slab& slab = parts_.store.slab(block);
-  const std::size_t home = static_cast<std::size_t>(host_gradient_slab(parts_.shape.schedule, block));
-  parts_.optimizer.update({.hi = slab.hi,
-                           .lo = slab.lo,
-                           .exp_avg = slab.exp_avg,
-                           .exp_avg_sq = slab.exp_avg_sq,
-                           .gradient = parts_.host_buffers.gradients[home].as<float>(),
-                           .n = slab.num_elements},
-                          slab.num_matrix_elements, optimizer_settings_);
+  const DeviceUpdate& device = parts_.shape.schedule.device_update;
+  const std::int64_t first = device.of(block);
+  const auto home = static_cast<std::size_t>(host_gradient_slab(parts_.shape.schedule, block));
+  parts_.optimizer.update(
+      {.hi = slab.hi + first,
+       .lo = slab.lo + first,
+       .exp_avg = slab.exp_avg + first,
+       .exp_avg_sq = slab.exp_avg_sq + first,
+       .gradient = parts_.host_buffers.gradients[home].as<float>() + (first - device.kept(block)),
+       .n = slab.num_elements - first},
+      std::max<std::int64_t>(0, slab.num_matrix_elements - first), optimizer_settings_);
   parts_.store.bump_version(block);
   ++num_updated_;
+}
+
+/// The piece's place in the host's slabs; its gradient too, unless that waits on the device.
+ops::AdamWSlice StepRunner::host_piece(const Operation& operation) const {
+  const DeviceUpdate& device = parts_.shape.schedule.device_update;
+  const Slab& slab = parts_.store.slab(operation.block);
+  const auto [first, count] = device.piece(operation.block, operation.piece);
+  const bool kept = device.kept(operation.block) > 0;
+  const auto home = static_cast<std::size_t>(host_gradient_slab(parts_.shape.schedule, operation.block));
+  return {.hi = slab.hi + first,
+          .lo = slab.lo + first,
+          .exp_avg = slab.exp_avg + first,
+          .exp_avg_sq = slab.exp_avg_sq + first,
+          .gradient = kept ? nullptr : parts_.host_buffers.gradients[home].as<float>() + first,
+          .n = count};
+}
+
+ops::AdamWSlice StepRunner::device_piece(const Operation& operation) const {
+  const DeviceUpdate& device = parts_.shape.schedule.device_update;
+  const DeviceBuffers& buffers = parts_.device_buffers;
+  const auto [first, count] = device.piece(operation.block, operation.piece);
+  const TensorView& kept = buffers.kept_gradients[static_cast<std::size_t>(operation.block)];
+  if (operation.update_slot < 0) {
+    const Slab& resident = buffers.resident[static_cast<std::size_t>(operation.block)];
+    return {.hi = resident.hi,
+            .lo = resident.lo,
+            .exp_avg = resident.exp_avg,
+            .exp_avg_sq = resident.exp_avg_sq,
+            .gradient = kept.as<float>(),
+            .n = count};
+  }
+  const UpdateSlot& slot = buffers.update_slots[static_cast<std::size_t>(operation.update_slot)];
+  return {.hi = slot.hi.as<bf16>(),
+          .lo = slot.lo.as<std::int16_t>(),
+          .exp_avg = slot.exp_avg.as<float>(),
+          .exp_avg_sq = slot.exp_avg_sq.as<float>(),
+          .gradient = kept ? kept.as<float>() + first : slot.gradient.as<float>(),
+          .n = count};
+}
+
+void StepRunner::load_state(const Operation& operation, StreamView stream) {
+  const ops::AdamWSlice host = host_piece(operation);
+  const ops::AdamWSlice device = device_piece(operation);
+  const auto load = [&](void* to, const void* from, std::size_t element_bytes) {
+    parts_.backend.copy_to_device(to, from, static_cast<std::size_t>(host.n) * element_bytes, stream);
+  };
+  load(device.hi, host.hi, sizeof(bf16));
+  load(device.lo, host.lo, sizeof(std::int16_t));
+  load(device.exp_avg, host.exp_avg, sizeof(float));
+  load(device.exp_avg_sq, host.exp_avg_sq, sizeof(float));
+  if (host.gradient != nullptr) {
+    const UpdateSlot& slot =
+        parts_.device_buffers.update_slots[static_cast<std::size_t>(operation.update_slot)];
+    load(slot.gradient.data(), host.gradient, sizeof(float));
+  }
+}
+
+void StepRunner::update_on_device(const Operation& operation, StreamView stream) {
+  const std::int64_t first =
+      parts_.shape.schedule.device_update.piece(operation.block, operation.piece).first;
+  const ops::AdamWSlice piece = device_piece(operation);
+  const std::int64_t num_matrix =
+      std::clamp<std::int64_t>(parts_.store.slab(operation.block).num_matrix_elements - first, 0, piece.n);
+  ops::AdamWSettings undecayed = optimizer_settings_;
+  undecayed.weight_decay = 0.0;
+  // The workspace belongs to the compute lane.
+  ops::adamw_device(
+      {.stream = stream, .workspace = nullptr, .workspace_bytes = 0, .libraries = &parts_.libraries}, piece,
+      num_matrix, ops::adamw_scalars(optimizer_settings_), ops::adamw_scalars(undecayed));
+  if (operation.update_slot < 0) parts_.store.bump_version(operation.block);
+}
+
+void StepRunner::store_state(const Operation& operation, StreamView stream) {
+  const ops::AdamWSlice host = host_piece(operation);
+  const ops::AdamWSlice device = device_piece(operation);
+  const auto store = [&](void* to, const void* from, std::size_t element_bytes) {
+    parts_.backend.copy_to_host(to, from, static_cast<std::size_t>(host.n) * element_bytes, stream);
+  };
+  store(host.hi, device.hi, sizeof(bf16));
+  store(host.lo, device.lo, sizeof(std::int16_t));
+  store(host.exp_avg, device.exp_avg, sizeof(float));
+  store(host.exp_avg_sq, device.exp_avg_sq, sizeof(float));
+  parts_.store.bump_version(operation.block);
 }
 
 void StepRunner::compute_verdict() {

@@ -8,7 +8,9 @@
 #include "engine/executor.hpp"
 #include "engine/host_optimizer.hpp"
 #include "engine/parameter_store.hpp"
+#include "ops/adamw.hpp"
 #include "ops/embedding.hpp"
+#include "ops/libraries.hpp"
 
 namespace layerstream {
 
@@ -32,6 +34,7 @@ class StepRunner final : public OperationRunner {
     MemoryBackend& backend;
     Device& device;
     HostOptimizer& optimizer;
+    ops::Libraries& libraries;
   };
   /// All parts outlive the runner.
   /// @param poison fill released weight slots with NaN (diagnostics).
@@ -75,6 +78,7 @@ class StepRunner final : public OperationRunner {
   SavedIntermediates saved() const;
 
   void fetch_weights(const Operation& operation, StreamView stream);
+  BlockSource source_of(int block) const;
   std::int64_t weights_version(int block) const;
   void release_weights(const Operation& operation, StreamView stream);
   void forward(const Operation& operation, StreamView stream);
@@ -89,7 +93,13 @@ class StepRunner final : public OperationRunner {
   void load_gradient(const Operation& operation, StreamView stream);
   void gradient_norm(const Operation& operation, StreamView stream);
   void emit_gradient(const Operation& operation, StreamView stream);
+  void keep_gradient(const Operation& operation, StreamView stream);
   void update(const Operation& operation);
+  void load_state(const Operation& operation, StreamView stream);
+  void update_on_device(const Operation& operation, StreamView stream);
+  void store_state(const Operation& operation, StreamView stream);
+  ops::AdamWSlice host_piece(const Operation& operation) const;
+  ops::AdamWSlice device_piece(const Operation& operation) const;
   void compute_verdict();
 
   Parts parts_;

@@ -4,8 +4,10 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "backends/peak_rates.hpp"
 #include "core/affinity.hpp"
 #include "core/progress.hpp"
+#include "engine/alarms.hpp"
 
 namespace layerstream {
 namespace {
@@ -53,7 +55,7 @@ std::string byte_token_warning(const RunConfig& run, const io::DatasetReport& re
 }
 
 Trainer::Trainer(const LoadedConfig& config, Device& device, const StopRequest& stop, const Log& log,
-                 const EngineDiagnostics& diagnostics)
+                 const EngineDiagnostics& diagnostics, ExecutionObserver* annotation)
     : config_(config), device_(device), stop_(stop), log_(log) {
   const RunConfig& run = config_.run;
   check_config(config_);
@@ -72,11 +74,17 @@ Trainer::Trainer(const LoadedConfig& config, Device& device, const StopRequest& 
   check_memory(plan_run(spec_, run, device_, dataset_->bytes()).ledger, host_budget(run), device_);
   check_disk_space();
 
+  monitor_ = std::make_unique<StepMonitor>(
+      device_, StepMonitor::Observers{.always = diagnostics.observer, .annotation = annotation},
+      ProfileWindow{.first_step = run.profile_start_step, .num_steps = run.profile_num_steps},
+      run.output_dir);
   {
     constexpr std::string_view phase = "allocating memory";
     Heartbeat heartbeat(log_, std::string(phase));
+    EngineDiagnostics watched = diagnostics;
+    watched.observer = &monitor_->observer();
     engine_ = std::make_unique<Engine>(
-        spec_, run, EngineMode::train, device_, diagnostics, [&](std::size_t done, std::size_t total) {
+        spec_, run, EngineMode::train, device_, watched, [&](std::size_t done, std::size_t total) {
           stop_.throw_if_requested(phase);
           heartbeat.set_done(static_cast<double>(done), static_cast<double>(total));
         });
@@ -84,6 +92,8 @@ Trainer::Trainer(const LoadedConfig& config, Device& device, const StopRequest& 
   io::FileSystem files;
   io::create_directories(files, run.output_dir);
   log_banner();
+  measure_rates();
+  first_step_ = state_.global_step;
   load_state(source);
   metrics_ = std::make_unique<io::MetricsWriter>(std::filesystem::path(run.output_dir) / "metrics.jsonl",
                                                  state_.global_step);
@@ -265,8 +275,50 @@ void Trainer::log_banner() const {
             shape.schedule.weight_slots);
   log_.info("steps: {} of {} rows ({} rows an epoch); chunks of up to {} tokens", total_steps_,
             state_.rows_per_step, dataset_->num_rows(), shape.bounds.chunk_tokens);
+  if (const HostPin* const pin = engine_->host_pin(); pin != nullptr && !pin->shortfall().empty()) {
+    log_.warning("{}; the rest is copied through a small pinned buffer, slower", pin->shortfall());
+  }
   log_lines("memory", engine_->ledger().to_table());
   log_.info("output: {}", run.output_dir);
+}
+
+void Trainer::measure_rates() {
+  rates_ = engine_->measure_rates();
+  log_.info(
+      "rates: {:.1f} GB/s to the device, {:.1f} GB/s to the host; host memory {:.1f} GB/s with {} threads",
+      1e-9 * rates_.to_device, 1e-9 * rates_.to_host, 1e-9 * rates_.host_memory,
+      engine_->pool().num_threads());
+}
+
+/// The steps whose line may carry an alarm. In a simulation they would speak of the simulation.
+bool Trainer::wants_report(std::int64_t step) const {
+  constexpr std::int64_t early = 3;  // where one looks whether a run is worth its time
+  return !device_.uses_host_memory() &&
+         (step - first_step_ <= early || step % config_.run.logging_steps == 0 || step == total_steps_);
+}
+
+void Trainer::look_at_step(const StepResult& result) {
+  report_.reset();
+  try {
+    StepMonitor::Seen seen = monitor_->after_step(result.num_targets > 0 ? engine_->schedule() : Schedule{});
+    report_ = std::move(seen.report);
+    if (seen.trace) log_.info("trace of step {}: {}", state_.global_step, seen.trace->string());
+  } catch (const FileError& error) {
+    log_.warning("{}; the run goes on without it", error.what());
+  }
+}
+
+void Trainer::log_alarms() const {
+  if (!report_ || !wants_report(state_.global_step)) return;
+  for (const std::string& alarm : alarms_of(*report_, rates_)) {
+    log_.warning("step {}: {}", state_.global_step, alarm);
+  }
+}
+
+std::optional<double> Trainer::mfu(const StepResult& result, double seconds) const {
+  const std::optional<double> peak = peak_flops(device_.description(), config_.run.compute_dtype);
+  if (!peak || result.num_targets == 0) return {};
+  return model_flops(engine_->schedule()) / seconds / *peak;
 }
 
 void Trainer::log_lines(std::string_view subject, std::string_view text) const {
@@ -284,6 +336,7 @@ StepResult Trainer::step() {
   std::vector<TokenRow> rows;
   for (const std::int64_t row : wanted.rows) rows.push_back(dataset_->row(row));
 
+  monitor_->before_step(state_.global_step + 1, wants_report(state_.global_step + 1));
   const double learning_rate = schedule_->at(state_.global_step);
   const StepResult result = engine_->train_step(rows, {.adamw = {.learning_rate = learning_rate,
                                                                  .beta1 = run.adam_beta1,
@@ -293,6 +346,7 @@ StepResult Trainer::step() {
                                                                  .step = state_.applied_steps + 1},
                                                        .max_grad_norm = run.max_grad_norm});
   ++state_.global_step;
+  look_at_step(result);
   state_.tokens_seen += result.num_tokens;
   if (result.applied) ++state_.applied_steps;
   if (result.applied) {
@@ -356,6 +410,10 @@ TrainingEnd Trainer::run() {
   const RunConfig& run = config_.run;
   Progress progress(state_.global_step, total_steps_);
   Heartbeat heartbeat(log_, "training");
+  const struct WindowEnd {
+    StepMonitor& monitor;
+    ~WindowEnd() { monitor.close_window(); }
+  } window_end{*monitor_};
   TrainingEnd end{.global_step = state_.global_step, .last_loss = 0.0, .checkpoint = {}};
   bool saved = false;
   while (!done() && !stop_.requested()) {
@@ -363,7 +421,8 @@ TrainingEnd Trainer::run() {
     const double learning_rate = schedule_->at(state_.global_step);
     const auto start = std::chrono::steady_clock::now();
     const StepResult result = step();
-    progress.step_done(result.num_tokens, seconds_since(start));
+    const double seconds = seconds_since(start);
+    progress.step_done(result.num_tokens, seconds);
     end.last_loss = result.loss;
     saved = false;
     if (!result.applied && result.num_targets == 0) {
@@ -386,13 +445,15 @@ TrainingEnd Trainer::run() {
       log_.info("{}", progress.line({.loss = result.loss,
                                      .grad_norm = result.grad_norm,
                                      .learning_rate = learning_rate,
-                                     .mfu = {}}));
+                                     .mfu = mfu(result, seconds)}));
     }
+    log_alarms();
     if (run.save_steps > 0 && state_.global_step % run.save_steps == 0) {
       end.checkpoint = save();
       saved = true;
     }
   }
+  monitor_->close_window();  // a checkpoint is no part of it
   end.interrupted = !done();
   if (!saved && state_.global_step > end.global_step) end.checkpoint = save();
   if (end.interrupted) {

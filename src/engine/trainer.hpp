@@ -12,6 +12,7 @@
 #include "engine/checkpoint_io.hpp"
 #include "engine/engine.hpp"
 #include "engine/lr_schedule.hpp"
+#include "engine/step_monitor.hpp"
 #include "io/dataset.hpp"
 #include "io/metrics.hpp"
 #include "io/sampler.hpp"
@@ -32,9 +33,10 @@ class Trainer {
  public:
   /// Does all reading and checking, and allocates; step 0 has not begun when it returns. Polls `stop`
   /// between pieces of work and throws Interrupted.
-  /// @param device, stop outlive the trainer.
+  /// @param device, stop outlive the trainer. @param annotation sees the steps of the profile window, or all
+  /// without one; outlives the trainer.
   Trainer(const LoadedConfig& config, Device& device, const StopRequest& stop, const Log& log,
-          const EngineDiagnostics& diagnostics = {});
+          const EngineDiagnostics& diagnostics = {}, ExecutionObserver* annotation = nullptr);
 
   /// From where the run stands to its end, or to a stop request, which leaves a checkpoint.
   /// Throws Error with exit_code::not_finite after max_skipped_steps skipped steps in a row.
@@ -65,6 +67,11 @@ class Trainer {
   void check_rewind(std::int64_t step) const;
   void warn_of_changed_settings(const io::CheckpointReader& checkpoint) const;
   void write_metrics(std::initializer_list<io::Metric> metrics);
+  void measure_rates();
+  bool wants_report(std::int64_t step) const;
+  void look_at_step(const StepResult& result);
+  void log_alarms() const;
+  std::optional<double> mfu(const StepResult& result, double seconds) const;
   std::filesystem::path write_checkpoint();
   void check_disk_space() const;
   void adopt_state(const io::CheckpointReader& checkpoint);
@@ -83,10 +90,14 @@ class Trainer {
   std::optional<io::Dataset> dataset_;
   std::unique_ptr<io::DataOrder> order_;
   std::unique_ptr<LrSchedule> schedule_;
+  std::unique_ptr<StepMonitor> monitor_;
   std::unique_ptr<Engine> engine_;
+  MeasuredRates rates_;
+  std::optional<StepReport> report_;  ///< of the last step
   std::unique_ptr<io::MetricsWriter> metrics_;
   TrainerState state_;
   std::int64_t total_steps_ = 0;
+  std::int64_t first_step_ = 0;  ///< steps done before this run
 };
 
 /// The model that the configuration names: model_name_or_path, or config_name for fresh weights.

@@ -94,7 +94,8 @@ TensorView chunk_rows(const DecoderPass& pass, TensorView group_tensor) {
 
 ops::AttentionSettings attention_settings(const DecoderPass& pass) {
   return {.scale = 1.0 / std::sqrt(static_cast<double>(pass.spec.head_dim)),
-          .window = pass.spec.window_of(pass.layer)};
+          .window = pass.spec.window_of(pass.layer),
+          .deterministic = pass.deterministic};
 }
 
 /// Keys and values that the chunk's queries can see.
@@ -139,11 +140,19 @@ TensorView attention_as_matrix(const DecoderPass& pass) {
   return pass.intermediates.attention.reshape({pass.chunk.num_tokens, pass.spec.query_size()});
 }
 
-/// residual = x + attention · Woᵀ (+ bias); overwrites scratch.normed.
+/// out = residual + x · wᵀ (+ bias); out may not be residual.
+void project_onto_residual(const ops::Context& context, TensorView out, ConstTensorView residual,
+                           ConstTensorView x, ConstTensorView weight, ConstTensorView bias) {
+  if (!bias) return ops::linear_forward(context, out, x, weight, residual);
+  ops::linear_forward(context, out, x, weight);
+  ops::add_bias(context, out, bias);
+  ops::add(context, out, residual, out);
+}
+
+/// residual = x + attention · Woᵀ (+ bias).
 void write_residual(const ops::Context& context, const DecoderPass& pass) {
-  ops::linear_forward(context, pass.scratch.normed, attention_as_matrix(pass), pass.weights.output);
-  if (pass.weights.output_bias) ops::add_bias(context, pass.scratch.normed, pass.weights.output_bias);
-  ops::add(context, pass.intermediates.residual, pass.x, pass.scratch.normed);
+  project_onto_residual(context, pass.intermediates.residual, pass.x, attention_as_matrix(pass),
+                        pass.weights.output, pass.weights.output_bias);
 }
 
 /// @pre scratch.normed holds the normed residual.
@@ -272,9 +281,8 @@ void decoder_forward(const ops::Context& context, const DecoderPass& pass, Tenso
   post_attention_norm(context, pass);
   write_gate_up(context, pass);
   ops::swiglu_forward(context, pass.scratch.activation, save.gate_up);
-  ops::linear_forward(context, y, pass.scratch.activation, pass.weights.down);
-  if (pass.weights.down_bias) ops::add_bias(context, y, pass.weights.down_bias);
-  ops::add(context, y, save.residual, y);
+  project_onto_residual(context, y, save.residual, pass.scratch.activation, pass.weights.down,
+                        pass.weights.down_bias);
 }
 
 void decoder_rebuild_key_value(const ops::Context& context, const DecoderPass& pass,
@@ -304,13 +312,27 @@ void decoder_backward(const ops::Context& context, const DecoderPass& pass, cons
   attention_backward(context, pass, dy_dx, gradients);
 }
 
-std::size_t decoder_workspace(const ModelSpec& spec, std::int64_t chunk_tokens, DType compute) {
-  return std::max(
-      {ops::linear_workspace(compute),
-       ops::attention_workspace(spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim, compute),
-       ops::rms_norm_backward_workspace(chunk_tokens, spec.hidden_size, compute),
-       ops::head_transform_backward_workspace(chunk_tokens, spec.num_attention_heads, spec.head_dim,
-                                              compute)});
+std::size_t decoder_workspace(const ModelSpec& spec, std::int64_t chunk_tokens, std::int64_t group_tokens,
+                              DType compute, bool deterministic) {
+  ops::AttentionLimits limits{.num_attention_heads = spec.num_attention_heads,
+                              .num_key_value_heads = spec.num_key_value_heads,
+                              .head_dim = spec.head_dim,
+                              .compute = compute,
+                              .queries = chunk_tokens,
+                              .keys = group_tokens,
+                              .window = 0,
+                              .deterministic = deterministic};
+  std::size_t attention = 0;
+  for (std::int64_t layer = 0; layer < spec.num_hidden_layers; ++layer) {
+    const std::int64_t window = spec.window_of(layer);
+    if (layer > 0 && window == limits.window) continue;
+    limits.window = window;
+    attention = std::max(attention, ops::attention_workspace(limits));
+  }
+  return std::max({ops::linear_workspace(compute), attention,
+                   ops::rms_norm_backward_workspace(chunk_tokens, spec.hidden_size, compute),
+                   ops::head_transform_backward_workspace(chunk_tokens, spec.num_attention_heads,
+                                                          spec.head_dim, compute)});
 }
 
 }  // namespace layerstream

@@ -86,6 +86,7 @@ struct DecoderPass {
   DecoderIntermediates intermediates;
   GroupKeyValue group;
   DecoderScratch scratch;
+  bool deterministic = true;  ///< see ops::AttentionSettings
 };
 
 /// Which intermediates the backward pass finds ready; the rest it computes again, with the same
@@ -110,7 +111,9 @@ void decoder_rebuild_key_value(const ops::Context& context, const DecoderPass& p
 void decoder_backward(const ops::Context& context, const DecoderPass& pass, const SavedIntermediates& saved,
                       TensorView dy_dx, const DecoderGradients& gradients);
 
-/// Bytes of ops::Context::workspace that the three functions need for chunks of up to `chunk_tokens`.
-std::size_t decoder_workspace(const ModelSpec& spec, std::int64_t chunk_tokens, DType compute);
+/// Bytes of ops::Context::workspace that the three functions need for chunks of up to `chunk_tokens` in
+/// groups of up to `group_tokens`.
+std::size_t decoder_workspace(const ModelSpec& spec, std::int64_t chunk_tokens, std::int64_t group_tokens,
+                              DType compute, bool deterministic);
 
 }  // namespace layerstream

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/half.hpp"
+#include "ops/context.hpp"
 
 namespace layerstream::ops {
 
@@ -55,6 +56,14 @@ void adamw_host(const AdamWSlice& slice, const AdamWScalars& scalars);
 
 /// The same formula in plain scalar C++ with std::fma: the reference of the tests.
 void adamw_reference(const AdamWSlice& slice, const AdamWScalars& scalars);
+
+/// The same step for a slice in device memory, ordered on the context's stream, with the same bits. The first
+/// `num_matrix` elements take `matrix`, the others `other` (norm weights and biases, which are not decayed).
+/// Fastest where the arrays are 16-byte aligned. In a CPU build it is adamw_host on
+/// the calling thread.
+/// Throws ContractError unless 0 <= num_matrix <= n.
+void adamw_device(const Context& context, const AdamWSlice& slice, std::int64_t num_matrix,
+                  const AdamWScalars& matrix, const AdamWScalars& other);
 
 /// Name of the instruction set that adamw_host uses on this CPU ("AVX3", "AVX2", "NEON", "scalar").
 std::string adamw_host_target();

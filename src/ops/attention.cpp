@@ -1,26 +1,15 @@
 #include "ops/attention.hpp"
 
-#include <cblas.h>
-
 #include <cmath>
 #include <limits>
 
-#include "ops/detail/attention_tile.hpp"
+#include "ops/detail/attention_shape.hpp"
 #include "ops/detail/check.hpp"
 
 namespace layerstream::ops {
-
-std::size_t attention_workspace(std::int64_t num_attention_heads, std::int64_t num_key_value_heads,
-                                std::int64_t head_dim, DType compute) {
-  LAYERSTREAM_EXPECT(num_attention_heads > 0 && num_key_value_heads > 0 && head_dim > 0,
-                     "attention of {} / {} heads of {}", num_attention_heads, num_key_value_heads, head_dim);
-  const detail::AttentionScratchLayout layout{head_dim, compute == DType::bf16};
-  return static_cast<std::size_t>(detail::attention_slots * layout.elements()) *
-         size_of(accumulator_of(compute));
-}
-
-namespace detail {
 namespace {
+
+using detail::AttentionShape;
 
 /// @throws ContractError unless the segments cover queries [0, tokens) once and stay within `keys` keys.
 void check_segments(const char* operation, std::span<const AttentionSegment> segments, std::int64_t tokens,
@@ -51,24 +40,16 @@ void check_segments(const char* operation, std::span<const AttentionSegment> seg
   LAYERSTREAM_EXPECT(covered == tokens, "{}: segments cover {} of {} queries", operation, covered, tokens);
 }
 
-CBLAS_TRANSPOSE first_of(Product product) {
-  return product == Product::t_n ? CblasTrans : CblasNoTrans;
-}
-CBLAS_TRANSPOSE second_of(Product product) {
-  return product == Product::n_t ? CblasTrans : CblasNoTrans;
-}
-
-}  // namespace
-
-AttentionShape checked_attention_shape(const char* operation, const ConstTensorView& q,
-                                       const ConstTensorView& k, const ConstTensorView& v,
-                                       std::span<const AttentionSegment> segments,
-                                       const AttentionSettings& settings) {
-  expect_rank(operation, "q", q, 3);
-  expect_rank(operation, "k", k, 3);
+/// Checks what both directions have in common.
+/// @throws ContractError
+AttentionShape checked_shape(const char* operation, const ConstTensorView& q, const ConstTensorView& k,
+                             const ConstTensorView& v, std::span<const AttentionSegment> segments,
+                             const AttentionSettings& settings) {
+  detail::expect_rank(operation, "q", q, 3);
+  detail::expect_rank(operation, "k", k, 3);
   // A window beyond all keys is none; cutting it there keeps sums with it in range.
   const std::int64_t window = std::min(settings.window, k.dim(0));
-  const AttentionShape shape{q.dim(1), k.dim(1), q.dim(2), settings.scale, window};
+  const AttentionShape shape{q.dim(1), k.dim(1), q.dim(2), settings.scale, window, settings.deterministic};
   LAYERSTREAM_EXPECT(
       shape.head_dim > 0 && shape.key_heads > 0 && shape.heads > 0 && shape.heads % shape.key_heads == 0,
       "{}: {} query heads on {} key heads of {}", operation, shape.heads, shape.key_heads, shape.head_dim);
@@ -77,26 +58,65 @@ AttentionShape checked_attention_shape(const char* operation, const ConstTensorV
                      shape.query_stride());
   LAYERSTREAM_EXPECT(std::isfinite(shape.scale), "{}: scale {}", operation, shape.scale);
   LAYERSTREAM_EXPECT(shape.window >= 0, "{}: window {}", operation, shape.window);
-  expect_tensor(operation, "q", q, q.dtype(), {q.dim(0), shape.heads, shape.head_dim});
-  expect_tensor(operation, "k", k, q.dtype(), {k.dim(0), shape.key_heads, shape.head_dim});
-  expect_tensor(operation, "v", v, q.dtype(), k.shape());
+  detail::expect_tensor(operation, "q", q, q.dtype(), {q.dim(0), shape.heads, shape.head_dim});
+  detail::expect_tensor(operation, "k", k, q.dtype(), {k.dim(0), shape.key_heads, shape.head_dim});
+  detail::expect_tensor(operation, "v", v, q.dtype(), k.shape());
   check_segments(operation, segments, q.dim(0), k.dim(0));
   return shape;
 }
 
-void tile_product(Product product, std::int64_t m, std::int64_t n, std::int64_t k, double alpha,
-                  Tile<double> a, Tile<double> b, double beta, double* c, std::int64_t c_stride) {
-  cblas_dgemm(CblasRowMajor, first_of(product), second_of(product), static_cast<int>(m), static_cast<int>(n),
-              static_cast<int>(k), alpha, a.data, static_cast<int>(a.stride), b.data,
-              static_cast<int>(b.stride), beta, c, static_cast<int>(c_stride));
+void expect_compute(const char* operation, DType dtype) {
+  LAYERSTREAM_EXPECT(dtype == DType::f64 || dtype == DType::f32 || dtype == DType::bf16,
+                     "{}: {} is no compute dtype; it takes fp64, fp32 or bf16", operation, name_of(dtype));
 }
 
-void tile_product(Product product, std::int64_t m, std::int64_t n, std::int64_t k, float alpha, Tile<float> a,
-                  Tile<float> b, float beta, float* c, std::int64_t c_stride) {
-  cblas_sgemm(CblasRowMajor, first_of(product), second_of(product), static_cast<int>(m), static_cast<int>(n),
-              static_cast<int>(k), alpha, a.data, static_cast<int>(a.stride), b.data,
-              static_cast<int>(b.stride), beta, c, static_cast<int>(c_stride));
+void expect_workspace(const char* operation, const Context& context, const AttentionShape& shape,
+                      const ConstTensorView& q, const ConstTensorView& k) {
+  (void)detail::workspace_as<std::byte>(
+      operation, context,
+      attention_workspace({shape.heads, shape.key_heads, shape.head_dim, q.dtype(), q.dim(0), k.dim(0),
+                           shape.window, shape.deterministic}));
 }
 
-}  // namespace detail
+}  // namespace
+
+void attention_forward(const Context& context, const AttentionForward& args,
+                       std::span<const AttentionSegment> segments, const AttentionSettings& settings) {
+  constexpr const char* operation = "attention_forward";
+  const AttentionShape shape = checked_shape(operation, args.q, args.k, args.v, segments, settings);
+  const DType compute = args.q.dtype();
+  expect_compute(operation, compute);
+  detail::expect_tensor(operation, "o", args.o, compute, args.q.shape());
+  detail::expect_tensor(operation, "lse", args.lse, accumulator_of(compute), {args.q.dim(0), shape.heads});
+  expect_workspace(operation, context, shape, args.q, args.k);
+  if (args.q.numel() > 0) detail::attention_forward(context, args, segments, shape);
+}
+
+void attention_backward(const Context& context, const AttentionBackward& args,
+                        std::span<const AttentionSegment> segments, const AttentionSettings& settings) {
+  constexpr const char* operation = "attention_backward";
+  const AttentionShape shape = checked_shape(operation, args.q, args.k, args.v, segments, settings);
+  const DType compute = args.q.dtype();
+  expect_compute(operation, compute);
+  detail::expect_tensor(operation, "dq", args.dq, compute, args.q.shape());
+  detail::expect_tensor(operation, "dk", args.dk, accumulator_of(compute), args.k.shape());
+  detail::expect_tensor(operation, "dv", args.dv, accumulator_of(compute), args.k.shape());
+  detail::expect_tensor(operation, "dout", args.dout, compute, args.q.shape());
+  detail::expect_tensor(operation, "o", args.o, compute, args.q.shape());
+  detail::expect_tensor(operation, "lse", args.lse, accumulator_of(compute), {args.q.dim(0), shape.heads});
+  expect_workspace(operation, context, shape, args.q, args.k);
+  if (args.q.numel() > 0) detail::attention_backward(context, args, segments, shape);
+}
+
+std::size_t attention_workspace(const AttentionLimits& limits) {
+  LAYERSTREAM_EXPECT(limits.num_attention_heads > 0 && limits.num_key_value_heads > 0 && limits.head_dim > 0,
+                     "attention of {} / {} heads of {}", limits.num_attention_heads,
+                     limits.num_key_value_heads, limits.head_dim);
+  return detail::attention_workspace(limits);
+}
+
+bool attention_rounds_products(std::int64_t head_dim, DType compute) {
+  return detail::attention_rounds_products(head_dim, compute);
+}
+
 }  // namespace layerstream::ops

@@ -19,6 +19,8 @@ struct AttentionSegment {
 struct AttentionSettings {
   double scale = 1.0;       ///< of q·k, usually head_dim^-0.5
   std::int64_t window = 0;  ///< a query sees at most this many keys, its own included; 0: all
+  /// Backward gives the same bits each time. Only a CUDA build with bf16 can do without, and is faster then.
+  bool deterministic = true;
 };
 
 struct AttentionForward {
@@ -29,7 +31,7 @@ struct AttentionForward {
   ConstTensorView v;  ///< (S, NKV, d)
 };
 /// Exact softmax attention with grouped queries; scores and sums in the accumulator dtype. `segments`
-/// cover each query once. Needs workspace: attention_workspace(...).
+/// cover each query once. Needs workspace: attention_workspace(...) of the call's own extents.
 void attention_forward(const Context& context, const AttentionForward& args,
                        std::span<const AttentionSegment> segments, const AttentionSettings& settings);
 
@@ -41,13 +43,29 @@ struct AttentionBackward {
   ConstTensorView q, k, v, o, lse;  ///< as in forward
 };
 /// As in Dao, "FlashAttention-2" (2023): probabilities are rebuilt from lse; D = rowsum(dout · o).
-/// Sums into dk and dv run over queries, then over the heads of a group, in a fixed order. Segments may
-/// share keys; then they are added in the order given.
+/// Sums into dk and dv run over the queries and the heads of a group in a fixed order. Segments may share
+/// keys; then they are added in the order given.
 void attention_backward(const Context& context, const AttentionBackward& args,
                         std::span<const AttentionSegment> segments, const AttentionSettings& settings);
 
-/// Bytes of workspace that either direction needs for these shapes; independent of the sequence length.
-std::size_t attention_workspace(std::int64_t num_attention_heads, std::int64_t num_key_value_heads,
-                                std::int64_t head_dim, DType compute);
+/// Upper bounds on the calls that a workspace has to serve.
+struct AttentionLimits {
+  std::int64_t num_attention_heads = 0, num_key_value_heads = 0, head_dim = 0;
+  DType compute = DType::f32;
+  std::int64_t queries = 0;  ///< T of a call
+  std::int64_t keys = 0;     ///< S of a call
+  std::int64_t window = 0;   ///< 0: none
+  bool deterministic = true;
+};
+
+/// Bytes of workspace that suffice for either direction of every call within the limits; asks no device. In a
+/// CPU build it depends on heads, head_dim and compute only.
+std::size_t attention_workspace(const AttentionLimits& limits);
+
+/// Whether probabilities and gradients of scores, P and dS of FlashAttention, are rounded to the compute
+/// dtype before they are multiplied with v, k, q and dout, and each query head's part of dk and dv before it
+/// is added. So it is in a CUDA build where cuDNN computes: bf16 with a head_dim that is a multiple of 8, up
+/// to 128.
+bool attention_rounds_products(std::int64_t head_dim, DType compute);
 
 }  // namespace layerstream::ops

@@ -1,7 +1,6 @@
 #include "ops/attention.hpp"
 #include "ops/detail/attention_launch.hpp"
 #include "ops/detail/attention_tile.hpp"
-#include "ops/detail/check.hpp"
 #include "ops/detail/launch.hpp"
 #include "ops/detail/softmax_rows.hpp"
 
@@ -204,37 +203,13 @@ struct KeyPass {
   }
 };
 
-/// The longest run of leading segments whose keys ascend and so do not overlap.
-std::size_t leading_disjoint(std::span<const AttentionSegment> segments) {
-  std::int64_t end = 0;
-  std::size_t count = 0;
-  while (count < segments.size() && (count == 0 || segments[count].first_key >= end)) {
-    end = std::max(end, segments[count].first_key + segments[count].num_keys);
-    ++count;
-  }
-  return count;
-}
-
 }  // namespace
 
-void attention_backward(const Context& context, const AttentionBackward& args,
-                        std::span<const AttentionSegment> segments, const AttentionSettings& settings) {
-  constexpr const char* operation = "attention_backward";
-  const AttentionShape shape =
-      detail::checked_attention_shape(operation, args.q, args.k, args.v, segments, settings);
-  const DType compute = args.q.dtype();
-  detail::expect_tensor(operation, "dq", args.dq, compute, args.q.shape());
-  detail::expect_tensor(operation, "dk", args.dk, accumulator_of(compute), args.k.shape());
-  detail::expect_tensor(operation, "dv", args.dv, accumulator_of(compute), args.k.shape());
-  detail::expect_tensor(operation, "dout", args.dout, compute, args.q.shape());
-  detail::expect_tensor(operation, "o", args.o, compute, args.q.shape());
-  detail::expect_tensor(operation, "lse", args.lse, accumulator_of(compute), {args.q.dim(0), shape.heads});
-  detail::dispatch_compute(compute, operation, [&]<class Tag>(Tag) {
+void detail::attention_backward(const Context& context, const AttentionBackward& args,
+                                std::span<const AttentionSegment> segments, const AttentionShape& shape) {
+  dispatch_compute(args.q.dtype(), "attention_backward", [&]<class Tag>(Tag) {
     using T = typename Tag::Type;
     using A = MathOf<T>;
-    A* workspace = detail::workspace_as<A>(
-        operation, context, attention_workspace(shape.heads, shape.key_heads, shape.head_dim, compute));
-    if (args.q.numel() == 0) return;
     const Backward<T> backward{shape,
                                args.dq.as<T>(),
                                args.dk.as<A>(),
@@ -245,12 +220,12 @@ void attention_backward(const Context& context, const AttentionBackward& args,
                                args.v.as<T>(),
                                args.o.as<T>(),
                                args.lse.as<A>(),
-                               workspace,
-                               {shape.head_dim, compute == DType::bf16}};
-    detail::for_each_slot("layerstream::attention_backward_q", QueryPass<T>{backward, segments});
+                               static_cast<A*>(context.workspace),
+                               {shape.head_dim, args.q.dtype() == DType::bf16}};
+    for_each_slot("layerstream::attention_backward_q", QueryPass<T>{backward, segments});
     for (auto rest = segments; !rest.empty();) {
       const std::size_t count = leading_disjoint(rest);
-      detail::for_each_slot("layerstream::attention_backward_kv", KeyPass<T>{backward, rest.first(count)});
+      for_each_slot("layerstream::attention_backward_kv", KeyPass<T>{backward, rest.first(count)});
       rest = rest.subspan(count);
     }
   });

@@ -4,7 +4,6 @@
 #include "ops/attention.hpp"
 #include "ops/detail/attention_launch.hpp"
 #include "ops/detail/attention_tile.hpp"
-#include "ops/detail/check.hpp"
 #include "ops/detail/softmax_rows.hpp"
 
 namespace layerstream::ops {
@@ -106,24 +105,21 @@ struct ForwardPass {
 
 }  // namespace
 
-void attention_forward(const Context& context, const AttentionForward& args,
-                       std::span<const AttentionSegment> segments, const AttentionSettings& settings) {
-  constexpr const char* operation = "attention_forward";
-  const AttentionShape shape =
-      detail::checked_attention_shape(operation, args.q, args.k, args.v, segments, settings);
-  const DType compute = args.q.dtype();
-  detail::expect_tensor(operation, "o", args.o, compute, args.q.shape());
-  detail::expect_tensor(operation, "lse", args.lse, accumulator_of(compute), {args.q.dim(0), shape.heads});
-  detail::dispatch_compute(compute, operation, [&]<class Tag>(Tag) {
+void detail::attention_forward(const Context& context, const AttentionForward& args,
+                               std::span<const AttentionSegment> segments, const AttentionShape& shape) {
+  dispatch_compute(args.q.dtype(), "attention_forward", [&]<class Tag>(Tag) {
     using T = typename Tag::Type;
     using A = MathOf<T>;
-    A* workspace = detail::workspace_as<A>(
-        operation, context, attention_workspace(shape.heads, shape.key_heads, shape.head_dim, compute));
-    if (args.q.numel() == 0) return;
-    const ForwardPass<T> pass{shape,          args.o.as<T>(), args.lse.as<A>(),
-                              args.q.as<T>(), args.k.as<T>(), args.v.as<T>(),
-                              segments,       workspace,      {shape.head_dim, compute == DType::bf16}};
-    detail::for_each_slot("layerstream::attention_forward", pass);
+    const ForwardPass<T> pass{shape,
+                              args.o.as<T>(),
+                              args.lse.as<A>(),
+                              args.q.as<T>(),
+                              args.k.as<T>(),
+                              args.v.as<T>(),
+                              segments,
+                              static_cast<A*>(context.workspace),
+                              {shape.head_dim, args.q.dtype() == DType::bf16}};
+    for_each_slot("layerstream::attention_forward", pass);
   });
 }
 

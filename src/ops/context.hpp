@@ -7,6 +7,8 @@
 
 namespace layerstream::ops {
 
+class Libraries;
+
 /// Where an operation runs and what scratch memory it may use. Conventions of every function in ops/:
 ///
 /// - Tensors are contiguous and row-major unless a stride is given; T is tokens, the outermost extent.
@@ -22,6 +24,7 @@ struct Context {
   /// operation that uses it says how much it needs.
   void* workspace = nullptr;
   std::size_t workspace_bytes = 0;
+  Libraries* libraries = nullptr;  ///< required in a CUDA build; see ops/libraries.hpp
 };
 
 }  // namespace layerstream::ops

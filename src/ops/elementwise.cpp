@@ -3,21 +3,34 @@
 #include "ops/detail/check.hpp"
 #include "ops/detail/dispatch.hpp"
 #include "ops/detail/launch.hpp"
+#if defined(KOKKOS_ENABLE_CUDA)
+#include "core/cuda_error.hpp"
+#endif
 
 namespace layerstream::ops {
 namespace {
 
-using detail::load;
+using detail::lane_width;
+using detail::load_piece;
+using detail::load_stored;
 using detail::MathOf;
-using detail::store_as;
+using detail::store_piece;
+using detail::Values;
+using detail::whole_pieces;
 
 template <class T>
 struct Add {
+  static constexpr int width = lane_width<T>;
   T* out;
   const T* a;
   const T* b;
-  KOKKOS_INLINE_FUNCTION void operator()(std::int64_t i) const {
-    out[i] = store_as<T>(load(a[i]) + load(b[i]));
+
+  template <class Piece>
+  KOKKOS_FORCEINLINE_FUNCTION void operator()(const Piece& piece) const {
+    auto sum = load_piece(piece, a);
+    const auto addend = load_piece(piece, b);
+    for (int k = 0; k < Piece::width; ++k) sum.at[k] += addend.at[k];
+    store_piece(piece, out, sum);
   }
 };
 
@@ -28,7 +41,6 @@ KOKKOS_INLINE_FUNCTION A sigmoid(A z) {
 
 template <class T>
 struct SwigluRow {
-  using A = MathOf<T>;
   T* act;            // (T, F)
   const T* gate_up;  // (T, 2F)
   std::int64_t columns;
@@ -38,9 +50,11 @@ struct SwigluRow {
     const T* gate = gate_up + 2 * row * columns;
     const T* up = gate + columns;
     T* out = act + row * columns;
-    group.for_each(columns, [=](std::int64_t i) {
-      const A z = load(gate[i]);
-      out[i] = store_as<T>(z * sigmoid(z) * load(up[i]));
+    group.template for_each_piece<lane_width<T>>(columns, [=](auto piece) {
+      auto z = load_piece(piece, gate);
+      const auto factor = load_piece(piece, up);
+      for (int k = 0; k < piece.width; ++k) z.at[k] = z.at[k] * sigmoid(z.at[k]) * factor.at[k];
+      store_piece(piece, out, z);
     });
   }
 };
@@ -61,27 +75,46 @@ struct SwigluBackwardRow {
     const T* grad = dact + row * columns;
     T* dgate = dgate_up + 2 * row * columns;
     T* dup = dgate + columns;
-    group.for_each(columns, [=](std::int64_t i) {
-      const A z = load(gate[i]), u = load(up[i]), g = load(grad[i]);
-      const A s = sigmoid(z);
-      dgate[i] = store_as<T>(g * u * s * (A(1) + z * (A(1) - s)));
-      dup[i] = store_as<T>(g * (z * s));
+    group.template for_each_piece<lane_width<T>>(columns, [=](auto piece) {
+      auto gates = load_piece(piece, gate), ups = load_piece(piece, up);
+      const auto grads = load_piece(piece, grad);
+      for (int k = 0; k < piece.width; ++k) {
+        const A z = gates.at[k], u = ups.at[k], g = grads.at[k];
+        const A s = sigmoid(z);
+        gates.at[k] = g * u * s * (A(1) + z * (A(1) - s));
+        ups.at[k] = g * (z * s);
+      }
+      store_piece(piece, dgate, gates);
+      store_piece(piece, dup, ups);
     });
   }
 };
 
 struct MergeHalves {
+  static constexpr int width = lane_width<bf16>;
   float* out;
   const bf16* hi;
   const std::int16_t* lo;
-  KOKKOS_INLINE_FUNCTION void operator()(std::int64_t i) const { out[i] = merge(hi[i], lo[i]); }
+
+  template <class Piece>
+  KOKKOS_FORCEINLINE_FUNCTION void operator()(const Piece& piece) const {
+    const auto high = load_stored(piece, hi);
+    const auto low = load_stored(piece, lo);
+    Values<float, Piece::width> merged;
+    for (int k = 0; k < Piece::width; ++k) merged.at[k] = merge(high.at[k], low.at[k]);
+    store_piece(piece, out, merged);
+  }
 };
 
-template <class Word>
+#if !defined(KOKKOS_ENABLE_CUDA)
 struct FillZero {
-  Word* out;
-  KOKKOS_INLINE_FUNCTION void operator()(std::int64_t i) const { out[i] = Word(0); }
+  std::byte* out;
+  template <class Piece>
+  KOKKOS_FORCEINLINE_FUNCTION void operator()(const Piece& piece) const {
+    out[piece.first] = std::byte{0};
+  }
 };
+#endif
 
 constexpr std::int64_t squares_tile = 16384;
 
@@ -90,6 +123,7 @@ constexpr std::int64_t squares_tiles(std::int64_t elements) {
 }
 
 struct SquaresOfTile {
+  static constexpr int most_lanes = 256;
   double* partials;
   const float* x;
   std::int64_t elements;
@@ -99,15 +133,20 @@ struct SquaresOfTile {
     const std::int64_t begin = tile * squares_tile;
     const std::int64_t count = elements - begin < squares_tile ? elements - begin : squares_tile;
     const float* values = x + begin;
-    const double sum = group.template sum<double>(count, [=](std::int64_t i) {
-      const double value = values[i];
-      return value * value;
+    const double sum = group.template sum_pieces<double, lane_width<float>>(count, [=](auto piece) {
+      const auto terms = load_piece(piece, values);
+      double squares = static_cast<double>(terms.at[0]) * static_cast<double>(terms.at[0]);
+      for (int k = 1; k < piece.width; ++k) {
+        squares += static_cast<double>(terms.at[k]) * static_cast<double>(terms.at[k]);
+      }
+      return squares;
     });
     if (group.is_leader()) partials[tile] = sum;
   }
 };
 
 struct SumOfPartials {
+  static constexpr int most_lanes = 1024;
   double* result;
   const double* partials;
   std::int64_t count;
@@ -115,7 +154,12 @@ struct SumOfPartials {
   template <class Group>
   KOKKOS_FUNCTION void operator()(const Group& group, std::int64_t) const {
     const double* values = partials;
-    const double sum = group.template sum<double>(count, [=](std::int64_t i) { return values[i]; });
+    const double sum = group.template sum_pieces<double, lane_width<double>>(count, [=](auto piece) {
+      const auto terms = load_piece(piece, values);
+      double total = terms.at[0];
+      for (int k = 1; k < piece.width; ++k) total += terms.at[k];
+      return total;
+    });
     if (group.is_leader()) *result = sum;
   }
 };
@@ -129,8 +173,9 @@ void add(const Context& context, TensorView out, ConstTensorView a, ConstTensorV
   detail::expect_tensor(operation, "out", out, out.dtype(), out.shape());
   detail::dispatch_compute(out.dtype(), operation, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    detail::for_each_element(detail::execution_space(context.stream), "layerstream::add", out.numel(),
-                             Add<T>{out.as<T>(), a.as<T>(), b.as<T>()});
+    detail::for_each_piece(detail::execution_space(context), "layerstream::add", out.numel(),
+                           whole_pieces(lane_width<T>, {}, {out.data(), a.data(), b.data()}),
+                           Add<T>{out.as<T>(), a.as<T>(), b.as<T>()});
   });
 }
 
@@ -142,8 +187,9 @@ void swiglu_forward(const Context& context, TensorView act, ConstTensorView gate
   detail::expect_tensor(operation, "gate_up", gate_up, act.dtype(), {tokens, 2 * columns});
   detail::dispatch_compute(act.dtype(), operation, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    detail::for_each_row(detail::execution_space(context.stream), "layerstream::swiglu_forward", tokens,
-                         SwigluRow<T>{act.as<T>(), gate_up.as<T>(), columns});
+    detail::for_each_row(detail::execution_space(context), "layerstream::swiglu_forward", tokens,
+                         SwigluRow<T>{act.as<T>(), gate_up.as<T>(), columns},
+                         {.whole = whole_pieces(lane_width<T>, {columns}, {act.data(), gate_up.data()})});
   });
 }
 
@@ -157,8 +203,10 @@ void swiglu_backward(const Context& context, TensorView dgate_up, ConstTensorVie
   detail::expect_tensor(operation, "dgate_up", dgate_up, dact.dtype(), {tokens, 2 * columns});
   detail::dispatch_compute(dact.dtype(), operation, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    detail::for_each_row(detail::execution_space(context.stream), "layerstream::swiglu_backward", tokens,
-                         SwigluBackwardRow<T>{dgate_up.as<T>(), dact.as<T>(), gate_up.as<T>(), columns});
+    detail::for_each_row(
+        detail::execution_space(context), "layerstream::swiglu_backward", tokens,
+        SwigluBackwardRow<T>{dgate_up.as<T>(), dact.as<T>(), gate_up.as<T>(), columns},
+        {.whole = whole_pieces(lane_width<T>, {columns}, {dgate_up.data(), dact.data(), gate_up.data()})});
   });
 }
 
@@ -167,28 +215,22 @@ void merge_halves(const Context& context, TensorView out, ConstTensorView hi, Co
   detail::expect_tensor(operation, "out", out, DType::f32, out.shape());
   detail::expect_tensor(operation, "hi", hi, DType::bf16, out.shape());
   detail::expect_tensor(operation, "lo", lo, DType::i16, out.shape());
-  detail::for_each_element(detail::execution_space(context.stream), "layerstream::merge_halves", out.numel(),
-                           MergeHalves{out.as<float>(), hi.as<bf16>(), lo.as<std::int16_t>()});
+  detail::for_each_piece(detail::execution_space(context), "layerstream::merge_halves", out.numel(),
+                         whole_pieces(MergeHalves::width, {}, {out.data(), hi.data(), lo.data()}),
+                         MergeHalves{out.as<float>(), hi.as<bf16>(), lo.as<std::int16_t>()});
 }
 
 void fill_zero(const Context& context, TensorView out) {
   detail::expect_tensor("fill_zero", "out", out, out.dtype(), out.shape());
-  const auto space = detail::execution_space(context.stream);
-  constexpr const char* label = "layerstream::fill_zero";
-  switch (size_of(out.dtype())) {
-    case 8:
-      return detail::for_each_element(space, label, out.numel(),
-                                      FillZero<std::uint64_t>{static_cast<std::uint64_t*>(out.data())});
-    case 4:
-      return detail::for_each_element(space, label, out.numel(),
-                                      FillZero<std::uint32_t>{static_cast<std::uint32_t*>(out.data())});
-    case 2:
-      return detail::for_each_element(space, label, out.numel(),
-                                      FillZero<std::uint16_t>{static_cast<std::uint16_t*>(out.data())});
-    default:
-      return detail::for_each_element(space, label, out.numel(),
-                                      FillZero<std::uint8_t>{static_cast<std::uint8_t*>(out.data())});
-  }
+  const std::int64_t bytes = out.numel() * static_cast<std::int64_t>(size_of(out.dtype()));
+  if (bytes == 0) return;
+  const auto& space = detail::execution_space(context);
+#if defined(KOKKOS_ENABLE_CUDA)
+  LAYERSTREAM_CUDA(cudaMemsetAsync(out.data(), 0, static_cast<std::size_t>(bytes), space.cuda_stream()));
+#else
+  detail::for_each_piece(space, "layerstream::fill_zero", bytes, false,
+                         FillZero{static_cast<std::byte*>(out.data())});
+#endif
 }
 
 void sum_of_squares(const Context& context, double* result, ConstTensorView x) {
@@ -197,10 +239,12 @@ void sum_of_squares(const Context& context, double* result, ConstTensorView x) {
   LAYERSTREAM_EXPECT(result != nullptr, "{}: nowhere to put the result", operation);
   const std::int64_t elements = x.numel(), tiles = squares_tiles(elements);
   double* partials = detail::workspace_as<double>(operation, context, sum_of_squares_workspace(elements));
-  const auto space = detail::execution_space(context.stream);
+  const auto& space = detail::execution_space(context);
   detail::for_each_row(space, "layerstream::sum_of_squares", tiles,
-                       SquaresOfTile{partials, x.as<float>(), elements});
-  detail::for_each_row(space, "layerstream::sum_of_squares_total", 1, SumOfPartials{result, partials, tiles});
+                       SquaresOfTile{partials, x.as<float>(), elements},
+                       {.whole = whole_pieces(lane_width<float>, {elements}, {x.data()}), .lanes = 256});
+  detail::for_each_row(space, "layerstream::sum_of_squares_total", 1, SumOfPartials{result, partials, tiles},
+                       {.whole = whole_pieces(lane_width<double>, {tiles}, {partials}), .lanes = 1024});
 }
 
 std::size_t sum_of_squares_workspace(std::int64_t elements) {

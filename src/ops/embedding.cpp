@@ -3,23 +3,45 @@
 #include "ops/detail/check.hpp"
 #include "ops/detail/dispatch.hpp"
 #include "ops/detail/launch.hpp"
+#include "ops/detail/rows_by_id.hpp"
 
 namespace layerstream::ops {
 namespace {
 
-using detail::load;
+using detail::lane_width;
+using detail::load_piece;
+using detail::load_stored;
 using detail::MathOf;
+using detail::store_stored;
+using detail::Values;
+using detail::whole_pieces;
 
 template <class T>
 struct PlainTable {
+  static constexpr int width = lane_width<T>;
   const T* values;
-  KOKKOS_INLINE_FUNCTION T operator()(std::int64_t i) const { return values[i]; }
+
+  bool is_aligned() const { return whole_pieces(width, {}, {values}); }
+  template <class Piece>
+  KOKKOS_INLINE_FUNCTION Values<T, Piece::width> load(const Piece& piece, std::int64_t row) const {
+    return load_stored(piece, values + row);
+  }
 };
 
 struct SplitTable {
+  static constexpr int width = lane_width<bf16>;
   const bf16* hi;
   const std::int16_t* lo;
-  KOKKOS_INLINE_FUNCTION float operator()(std::int64_t i) const { return merge(hi[i], lo[i]); }
+
+  bool is_aligned() const { return whole_pieces(width, {}, {hi, lo}); }
+  template <class Piece>
+  KOKKOS_INLINE_FUNCTION Values<float, Piece::width> load(const Piece& piece, std::int64_t row) const {
+    const auto high = load_stored(piece, hi + row);
+    const auto low = load_stored(piece, lo + row);
+    Values<float, Piece::width> merged;
+    for (int k = 0; k < Piece::width; ++k) merged.at[k] = merge(high.at[k], low.at[k]);
+    return merged;
+  }
 };
 
 template <class T, class Table>
@@ -34,32 +56,17 @@ struct GatherRow {
     T* result = out + token * hidden_size;
     const std::int64_t first = ids[token] * hidden_size;
     const Table source = table;
-    group.for_each(hidden_size, [=](std::int64_t i) { result[i] = source(first + i); });
-  }
-};
-
-/// Adds every token's gradient to a range of columns, so that no two work items meet in a table row.
-template <class T>
-struct ScatterColumns {
-  using A = MathOf<T>;
-  A* dtable;                // (V, H)
-  const T* dx;              // (T, H)
-  const std::int32_t* ids;  // (T)
-  std::int64_t tokens, hidden_size;
-
-  KOKKOS_FUNCTION void operator()(std::int64_t begin, int count) const {
-    for (std::int64_t token = 0; token < tokens; ++token) {
-      A* target = dtable + ids[token] * hidden_size + begin;
-      const T* gradient = dx + token * hidden_size + begin;
-      for (int c = 0; c < count; ++c) target[c] += load(gradient[c]);
-    }
+    group.template for_each_piece<Table::width>(
+        hidden_size, [=](auto piece) { store_stored(piece, result, source.load(piece, first)); });
   }
 };
 
 template <class T, class Table>
 void launch_gather(const Context& context, TensorView out, Table table, ConstTensorView ids) {
-  detail::for_each_row(detail::execution_space(context.stream), "layerstream::embedding_forward", out.dim(0),
-                       GatherRow<T, Table>{out.as<T>(), table, ids.as<std::int32_t>(), out.dim(1)});
+  detail::for_each_row(
+      detail::execution_space(context), "layerstream::embedding_forward", out.dim(0),
+      GatherRow<T, Table>{out.as<T>(), table, ids.as<std::int32_t>(), out.dim(1)},
+      {.whole = table.is_aligned() && whole_pieces(Table::width, {out.dim(1)}, {out.data()})});
 }
 
 /// @throws ContractError unless out is (T, H), ids (T) int32 and table (V, H) of `table_dtype`.
@@ -100,9 +107,8 @@ void embedding_backward(const Context& context, TensorView dtable, ConstTensorVi
   expect_gather(operation, dx, dtable, accumulator_of(dx.dtype()), ids);
   detail::dispatch_compute(dx.dtype(), operation, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    detail::for_each_column_tile(
-        detail::execution_space(context.stream), "layerstream::embedding_backward", dx.dim(1),
-        ScatterColumns<T>{dtable.as<MathOf<T>>(), dx.as<T>(), ids.as<std::int32_t>(), dx.dim(0), dx.dim(1)});
+    detail::add_rows_by_id(detail::execution_space(context), dtable.as<MathOf<T>>(), dx.as<T>(),
+                           ids.as<std::int32_t>(), dx.dim(0), dx.dim(1));
   });
 }
 

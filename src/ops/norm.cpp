@@ -1,5 +1,8 @@
 #include "ops/norm.hpp"
 
+#include <algorithm>
+#include <type_traits>
+
 #include "ops/detail/check.hpp"
 #include "ops/detail/dispatch.hpp"
 #include "ops/detail/launch.hpp"
@@ -8,10 +11,28 @@
 namespace layerstream::ops {
 namespace {
 
+using detail::lane_width;
 using detail::load;
+using detail::load_piece;
+using detail::load_stored;
 using detail::MathOf;
 using detail::rounded_to;
 using detail::store_as;
+using detail::store_piece;
+using detail::Values;
+using detail::whole_pieces;
+using detail::widened;
+
+/// Lanes of a team that shares a row, at most. Each lane keeps `Kept` pieces of a row in registers; what is
+/// longer than all of them is read again from memory.
+constexpr int most_lanes = 512;
+
+template <class T, int Kept>
+int lanes_for(std::int64_t hidden_size) {
+  constexpr std::int64_t per_warp = std::int64_t{32} * Kept * lane_width<T>;
+  const std::int64_t warps = (hidden_size + per_warp - 1) / per_warp;
+  return static_cast<int>(32 * std::clamp<std::int64_t>(warps, 1, most_lanes / 32));
+}
 
 /// 1 / sqrt(mean(x^2) + eps) of one row.
 template <class T, class Group>
@@ -25,9 +46,54 @@ KOKKOS_INLINE_FUNCTION MathOf<T> inverse_rms(const Group& group, const T* x, std
   return A(1) / Kokkos::sqrt(squares / static_cast<A>(hidden_size) + eps);
 }
 
+/// A lane's pieces of one row, read from memory once.
+template <class T, int Kept>
+struct KeptPieces {
+  static constexpr int width = lane_width<T>;
+  const T* row;
+  std::int64_t size;
+  Values<T, width> kept[Kept];
+
+  template <class Team>
+  KOKKOS_INLINE_FUNCTION KeptPieces(const Team& team, const T* row_, std::int64_t size_)
+      : row(row_), size(size_) {
+    LAYERSTREAM_UNROLL
+    for (int k = 0; k < Kept; ++k) {
+      const auto piece = team.template piece<width>(k, size);
+      if (piece.first < size) kept[k] = load_stored(piece, row);
+    }
+  }
+
+  /// Piece k, widened. @pre the lane has it
+  template <bool IsKept, class Piece>
+  KOKKOS_INLINE_FUNCTION Values<MathOf<T>, width> at(std::bool_constant<IsKept>, int k,
+                                                     const Piece& piece) const {
+    if constexpr (IsKept) return widened(kept[k]);
+    return load_piece(piece, row);
+  }
+};
+
+/// f(k, piece) for every piece k of the lane; those that are kept are unrolled, so that they stay in
+/// registers.
+template <int W, int Kept, class Team, class F>
+KOKKOS_INLINE_FUNCTION void for_each_of_lane(const Team& team, std::int64_t size, const F& f) {
+  LAYERSTREAM_UNROLL
+  for (int k = 0; k < Kept; ++k) {
+    const auto piece = team.template piece<W>(k, size);
+    if (piece.first < size) f(std::true_type(), k, piece);
+  }
+  for (int k = Kept;; ++k) {
+    const auto piece = team.template piece<W>(k, size);
+    if (piece.first >= size) break;
+    f(std::false_type(), k, piece);
+  }
+}
+
 template <class T>
 struct RmsNormRow {
   using A = MathOf<T>;
+  static constexpr int most_lanes = ops::most_lanes;
+  static constexpr int kept = 2;
   T* y;             // (T, H)
   const T* x;       // (T, H)
   const A* weight;  // (H)
@@ -39,18 +105,38 @@ struct RmsNormRow {
     const T* in = x + row * hidden_size;
     T* out = y + row * hidden_size;
     const A* w = weight;
-    const A inverse = inverse_rms(group, in, hidden_size, eps);
-    group.for_each(hidden_size, [=](std::int64_t i) {
-      out[i] = store_as<T>(w[i] * rounded_to<T>(load(in[i]) * inverse));
-    });
+    if constexpr (Group::is_team) {
+      constexpr int width = lane_width<T>;
+      const KeptPieces<T, kept> values(group, in, hidden_size);
+      A squares{};
+      for_each_of_lane<width, kept>(group, hidden_size, [&](auto is_kept, int k, const auto& piece) {
+        const auto terms = values.at(is_kept, k, piece);
+        for (int e = 0; e < width; ++e) squares += terms.at[e] * terms.at[e];
+      });
+      squares = group.sum_of_lanes(squares);
+      const A inverse = A(1) / Kokkos::sqrt(squares / static_cast<A>(hidden_size) + eps);
+      for_each_of_lane<width, kept>(group, hidden_size, [&](auto is_kept, int k, const auto& piece) {
+        auto result = values.at(is_kept, k, piece);
+        const auto factor = load_piece(piece, w);
+        for (int e = 0; e < width; ++e) result.at[e] = factor.at[e] * rounded_to<T>(result.at[e] * inverse);
+        store_piece(piece, out, result);
+      });
+    } else {
+      const A inverse = inverse_rms(group, in, hidden_size, eps);
+      group.for_each(hidden_size, [=](std::int64_t i) {
+        out[i] = store_as<T>(w[i] * rounded_to<T>(load(in[i]) * inverse));
+      });
+    }
   }
 };
 
 /// With n = x / rms(x) and g = dy · weight: dx = (g − n · mean(g · n)) / rms(x), dweight = sum of dy · n
 /// over rows, where n is the rounded value that met the weight in the forward pass.
-template <class T>
+template <class T, int Kept>
 struct RmsNormBackwardBlock {
   using A = MathOf<T>;
+  static constexpr int most_lanes = ops::most_lanes;
+  static constexpr int width = lane_width<T>;
   T* dx;              // (T, H)
   const T* dy;        // (T, H)
   const T* x;         // (T, H)
@@ -63,14 +149,71 @@ struct RmsNormBackwardBlock {
   template <class Group>
   KOKKOS_FUNCTION void operator()(const Group& group, std::int64_t block) const {
     A* dweight = partials + block * hidden_size;
-    group.for_each(hidden_size, [=](std::int64_t i) { dweight[i] = A(0); });
     const std::int64_t begin = block * rows_per_block;
     const std::int64_t end = begin + rows_per_block < tokens ? begin + rows_per_block : tokens;
-    for (std::int64_t row = begin; row < end; ++row) backward_row(group, row, dweight);
+    if constexpr (Group::is_team) {
+      Values<A, width> sums[Kept] = {};
+      for_each_of_lane<width, Kept>(group, hidden_size, [&](auto is_kept, int k, const auto& piece) {
+        if constexpr (!is_kept) store_piece(piece, dweight, Values<A, width>{});
+      });
+      for (std::int64_t row = begin; row < end; ++row) team_row(group, row, sums, dweight);
+      for_each_of_lane<width, Kept>(group, hidden_size, [&](auto is_kept, int k, const auto& piece) {
+        if constexpr (is_kept) store_piece(piece, dweight, sums[k]);
+      });
+    } else {
+      group.for_each(hidden_size, [=](std::int64_t i) { dweight[i] = A(0); });
+      for (std::int64_t row = begin; row < end; ++row) serial_row(group, row, dweight);
+    }
+  }
+
+  template <class Team>
+  KOKKOS_INLINE_FUNCTION void team_row(const Team& team, std::int64_t row, Values<A, width>* sums,
+                                       A* dweight) const {
+    const std::int64_t offset = row * hidden_size;
+    const bool has_residual = residual != nullptr;
+    const KeptPieces<T, Kept> values(team, x + offset, hidden_size);
+    const KeptPieces<T, Kept> gradients(team, dy + offset, hidden_size);
+    const KeptPieces<T, Kept> bypass(team, has_residual ? residual + offset : nullptr,
+                                     has_residual ? hidden_size : 0);
+    A squares{}, dot{};
+    for_each_of_lane<width, Kept>(team, hidden_size, [&](auto is_kept, int k, const auto& piece) {
+      const auto value = values.at(is_kept, k, piece), gradient = gradients.at(is_kept, k, piece);
+      const auto w = load_piece(piece, weight);
+      for (int e = 0; e < width; ++e) {
+        squares += value.at[e] * value.at[e];
+        dot += gradient.at[e] * w.at[e] * value.at[e];
+      }
+    });
+    team.sum_of_lanes(squares, dot);
+    const A inverse = A(1) / Kokkos::sqrt(squares / static_cast<A>(hidden_size) + eps);
+    const A mean = dot * inverse / static_cast<A>(hidden_size);
+    for_each_of_lane<width, Kept>(team, hidden_size, [&](auto is_kept, int k, const auto& piece) {
+      auto result = values.at(is_kept, k, piece);
+      const auto gradient = gradients.at(is_kept, k, piece);
+      const auto w = load_piece(piece, weight);
+      Values<A, width> terms;
+      for (int e = 0; e < width; ++e) {
+        const A normalised = result.at[e] * inverse;
+        terms.at[e] = gradient.at[e] * rounded_to<T>(normalised);
+        result.at[e] = inverse * (gradient.at[e] * w.at[e] - normalised * mean);
+      }
+      if (has_residual) {
+        const auto added = bypass.at(is_kept, k, piece);
+        for (int e = 0; e < width; ++e) result.at[e] = added.at[e] + result.at[e];
+      }
+      store_piece(piece, dx + offset, result);
+      if constexpr (is_kept) {
+        for (int e = 0; e < width; ++e) sums[k].at[e] += terms.at[e];
+      } else {
+        auto sum = load_piece(piece, dweight);
+        for (int e = 0; e < width; ++e) sum.at[e] += terms.at[e];
+        store_piece(piece, dweight, sum);
+      }
+    });
   }
 
   template <class Group>
-  KOKKOS_INLINE_FUNCTION void backward_row(const Group& group, std::int64_t row, A* dweight) const {
+  KOKKOS_INLINE_FUNCTION void serial_row(const Group& group, std::int64_t row, A* dweight) const {
     const std::int64_t offset = row * hidden_size;
     const T* in = x + offset;
     const T* grad = dy + offset;
@@ -109,8 +252,10 @@ void rms_norm_forward(const Context& context, TensorView y, ConstTensorView x, C
     using T = typename decltype(tag)::Type;
     using A = MathOf<T>;
     detail::for_each_row(
-        detail::execution_space(context.stream), "layerstream::rms_norm_forward", tokens,
-        RmsNormRow<T>{y.as<T>(), x.as<T>(), weight.as<A>(), hidden_size, static_cast<A>(eps)});
+        detail::execution_space(context), "layerstream::rms_norm_forward", tokens,
+        RmsNormRow<T>{y.as<T>(), x.as<T>(), weight.as<A>(), hidden_size, static_cast<A>(eps)},
+        {.whole = whole_pieces(lane_width<T>, {hidden_size}, {y.data(), x.data(), weight.data()}),
+         .lanes = lanes_for<T, RmsNormRow<T>::kept>(hidden_size)});
   });
 }
 
@@ -128,15 +273,28 @@ void rms_norm_backward(const Context& context, const RmsNormBackward& args) {
   detail::dispatch_compute(x.dtype(), operation, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     using A = MathOf<T>;
-    const auto space = detail::execution_space(context.stream);
+    const auto& space = detail::execution_space(context);
     const detail::RowBlocks blocks = detail::row_blocks(tokens);
     A* partials = detail::workspace_as<A>(operation, context,
                                           rms_norm_backward_workspace(tokens, hidden_size, x.dtype()));
     const T* residual = args.residual ? args.residual.as<T>() : nullptr;
-    detail::for_each_row(space, "layerstream::rms_norm_backward", blocks.count,
-                         RmsNormBackwardBlock<T>{args.dx.as<T>(), args.dy.as<T>(), x.as<T>(), residual,
-                                                 args.weight.as<A>(), partials, tokens, hidden_size,
-                                                 blocks.rows_per_block, static_cast<A>(args.eps)});
+    const auto launch = [&]<int Kept>(std::integral_constant<int, Kept>) {
+      detail::for_each_row(
+          space, "layerstream::rms_norm_backward", blocks.count,
+          RmsNormBackwardBlock<T, Kept>{args.dx.as<T>(), args.dy.as<T>(), x.as<T>(), residual,
+                                        args.weight.as<A>(), partials, tokens, hidden_size,
+                                        blocks.rows_per_block, static_cast<A>(args.eps)},
+          {.whole = whole_pieces(
+               lane_width<T>, {hidden_size},
+               {args.dx.data(), args.dy.data(), x.data(), residual, args.weight.data(), partials}),
+           .lanes = lanes_for<T, Kept>(hidden_size)});
+    };
+    // One piece per lane leaves registers for all that a lane keeps; two cover rows twice as long.
+    if (detail::runs_on_host || hidden_size <= most_lanes * lane_width<T>) {
+      launch(std::integral_constant<int, 1>());
+    } else {
+      launch(std::integral_constant<int, 2>());
+    }
     detail::add_column_sums(space, "layerstream::rms_norm_dweight", args.dweight.as<A>(), partials,
                             blocks.count, hidden_size);
   });

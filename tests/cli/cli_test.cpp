@@ -120,13 +120,19 @@ TEST_F(Program, PlanAndTrainAgreeOnTheLeastMemory) {
   const std::string plan = files_.run("plan").out;
   const std::size_t at = plan.find("host    total");
   ASSERT_NE(at, std::string::npos) << plan;
-  EXPECT_THAT(plan,
-              AllOf(HasSubstr("device  total"), HasSubstr("process peak"), HasSubstr("fits: host has ")));
+  EXPECT_THAT(plan, AllOf(HasSubstr("device  total"), HasSubstr("fits: host has ")));
+#ifdef LAYERSTREAM_TEST_ON_GPU
+  // A process that uses CUDA takes hundreds of MiB before it has a slab.
+  const std::string enough = "host_memory_limit=8GiB";
+#else
+  EXPECT_THAT(plan, HasSubstr("process peak"));
+  const std::string enough = "host_memory_limit=100MiB";
+#endif
   // Far below what the process's code and libraries alone take, far above what the slabs take.
   EXPECT_EQ(files_.run("plan", {"host_memory_limit=5MiB"}).exit_code, exit_code::refused);
   EXPECT_EQ(files_.run("train", {"host_memory_limit=5MiB", "max_steps=1"}).exit_code, exit_code::refused);
-  EXPECT_EQ(files_.run("plan", {"host_memory_limit=100MiB"}).exit_code, exit_code::success);
-  EXPECT_EQ(files_.run("train", {"host_memory_limit=100MiB", "max_steps=1"}).exit_code, exit_code::success);
+  EXPECT_EQ(files_.run("plan", {enough}).exit_code, exit_code::success);
+  EXPECT_EQ(files_.run("train", {enough, "max_steps=1"}).exit_code, exit_code::success);
 }
 
 // --- data ---

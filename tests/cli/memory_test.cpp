@@ -31,6 +31,11 @@ class PeakMemory : public ::testing::Test {
 #if defined(__SANITIZE_ADDRESS__)
     GTEST_SKIP() << "the sanitizer's own memory counts too";
 #endif
+#if defined(LAYERSTREAM_TEST_ON_GPU)
+    GTEST_SKIP()
+        << "the driver's and the CUDA libraries' own host memory, which grows while they load code, is "
+           "more than this model's";
+#endif
     files_.write_model(model_json());
     RunConfig config = files_.config();
     config.per_device_train_batch_size = 8;
@@ -104,17 +109,19 @@ TEST_P(PlannedPeak, IsWithinFivePercentOfTheMeasuredOne) {
       << format_bytes(result.peak_bytes) << " of " << format_bytes(static_cast<std::size_t>(plan));
 }
 
-INSTANTIATE_TEST_SUITE_P(FourConfigurations, PlannedPeak,
-                         ::testing::Values(Configuration{"bf16", {}},
-                                           Configuration{"fp32_three_slots_coherent",
-                                                         {"compute_dtype=fp32", "weight_slots=3",
-                                                          "backend=coherent", "allow_emulation=true"}},
-                                           Configuration{"everything_saved_on_the_device",
-                                                         {"activation_policy=all", "activation_home=device"}},
-                                           Configuration{"immediate_update_attention_on_the_host",
-                                                         {"optimizer_update=immediate", "max_grad_norm=0",
-                                                          "activation_policy=input+attention"}}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Configurations, PlannedPeak,
+    ::testing::Values(
+        Configuration{"bf16", {}},
+        Configuration{"fp32_three_slots_coherent",
+                      {"compute_dtype=fp32", "weight_slots=3", "backend=coherent", "allow_emulation=true"}},
+        Configuration{"everything_saved_on_the_device", {"activation_policy=all", "activation_home=device"}},
+        Configuration{"updated_by_both_three_blocks_resident",
+                      {"optimizer_device_share=0.5", "gradient_home=device", "resident_blocks=3"}},
+        Configuration{
+            "immediate_update_attention_on_the_host",
+            {"optimizer_update=immediate", "max_grad_norm=0", "activation_policy=input+attention"}}),
+    [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace layerstream::test

@@ -156,6 +156,24 @@ TEST(Config, NestedKeyIsCalledMisplacedWithItsFullPath) {
   EXPECT_THAT(refusal("", {"training.learning_rate=1"}), HasSubstr("`training.learning_rate` is misplaced"));
 }
 
+TEST(Config, KeysOfAGroupMayBeNestedOrWrittenWithADot) {
+  for (const char* const yaml :
+       {"profile.start_step: 7\nprofile.num_steps: 2\n", "profile:\n  start_step: 7\n  num_steps: 2\n",
+        "profile: {start_step: 7}\nprofile.num_steps: 2\n"}) {
+    const LoadedConfig loaded = parse(yaml);
+    EXPECT_EQ(loaded.run.profile_start_step, 7) << yaml;
+    EXPECT_EQ(loaded.run.profile_num_steps, 2) << yaml;
+  }
+  EXPECT_EQ(parse("profile:\n  start_step: 7\n").origin_of("profile.start_step"), "run.yaml:2");
+  EXPECT_EQ(parse("", {"profile.num_steps=3"}).run.profile_num_steps, 3);
+  EXPECT_EQ(parse("", {"profile={num_steps: 3}"}).run.profile_num_steps, 3);
+  EXPECT_THAT(refusal("profile.start_step: 7\nprofile:\n  start_step: 8\n"),
+              AllOf(HasSubstr("run.yaml:3"), HasSubstr("`profile.start_step` is given twice")));
+  EXPECT_THAT(refusal("profile:\n  start: 8\n"),
+              AllOf(HasSubstr("run.yaml:2"), HasSubstr("unknown key `profile.start`")));
+  EXPECT_THAT(refusal("profile:\n  learning_rate: 1e-4\n"), HasSubstr("is misplaced"));
+}
+
 TEST(Config, DuplicateKeyIsRefusedWithBothLines) {
   EXPECT_THAT(refusal("seed: 1\npacking: true\nseed: 1\n"),
               AllOf(HasSubstr("run.yaml:3"), HasSubstr("`seed` is given twice, first in line 1")));

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numbers>
 
 namespace layerstream {
 namespace {
@@ -43,6 +44,23 @@ TEST(Random, NormalNumbersHaveTheMomentsOfTheStandardNormal) {
   EXPECT_NEAR(sum / n, 0.0, 6.0 * std::sqrt(1.0 / n));
   EXPECT_NEAR(squares / n, 1.0, 6.0 * std::sqrt(2.0 / n));
   EXPECT_NEAR(fourths / n, 3.0, 6.0 * std::sqrt(96.0 / n));
+}
+
+/// Box-Muller, one number at a time: computing the two together must not change a bit of either.
+TEST(Random, PairsAreTheBitsOfTheirTwoNumbers) {
+  const auto unit = [](std::uint32_t high, std::uint32_t low) {
+    return static_cast<double>(((static_cast<std::uint64_t>(high) << 32) | low) >> 11) * 0x1.0p-53;
+  };
+  for (std::uint64_t pair = 0; pair < 10000; ++pair) {
+    const auto word = philox(5, pair, 2);
+    const double radius = std::sqrt(-2.0 * std::log1p(-unit(word[0], word[1])));
+    volatile double angle = 2.0 * std::numbers::pi * unit(word[2], word[3]);
+    const auto numbers = normal_pair_at(5, 2, pair);
+    EXPECT_EQ(numbers[0], radius * std::cos(angle));
+    EXPECT_EQ(numbers[1], radius * std::sin(angle));
+    EXPECT_EQ(numbers[0], normal_at(5, 2, 2 * pair));
+    EXPECT_EQ(numbers[1], normal_at(5, 2, 2 * pair + 1));
+  }
 }
 
 TEST(Random, NeighbouringNumbersAndStreamsAreUncorrelated) {

@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "backends/simulated_device.hpp"
 #include "core/random.hpp"
 #include "core/run_config.hpp"
 #include "core/token_row.hpp"
 #include "engine/engine.hpp"
 #include "model/spec.hpp"
+#include "tests/support/test_device.hpp"
 
 namespace layerstream::test {
 
@@ -108,8 +108,8 @@ inline StepSettings step_settings(const RunConfig& run, std::int64_t step, doubl
 /// Trains `steps` steps from fixed weights on fixed rows.
 inline RunRecord train(const ModelSpec& spec, const RunConfig& run, int steps,
                        const EngineDiagnostics& diagnostics = {}) {
-  SimulatedDevice device(std::size_t{1} << 30);
-  Engine engine(spec, run, EngineMode::train, device, diagnostics);
+  const std::unique_ptr<Device> device = make_test_device(std::size_t{1} << 30);
+  Engine engine(spec, run, EngineMode::train, *device, diagnostics);
   engine.parameters().initialize(11, spec.initializer_range, engine.pool());
   RunRecord record;
   const int rows = static_cast<int>(run.per_device_train_batch_size * run.gradient_accumulation_steps);

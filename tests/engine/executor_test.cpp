@@ -68,7 +68,7 @@ class ExecutorTest : public ::testing::Test {
     std::vector<int> order;  // written by one lane after another
     FunctionRunner runner([&](const Operation& operation) { order.push_back(operation.block); });
     executor_.run(schedule, runner);
-    EXPECT_THAT(order, ::testing::ElementsAre(0, 1, 2, 3));
+    EXPECT_THAT(order, ::testing::SizeIs(all_lanes.size()));
   }
 
   SimulatedDevice device_{std::size_t{1} << 20};
@@ -109,8 +109,8 @@ TEST_F(ExecutorTest, EveryTwoLanesOverlapBehindAWaitingOne) {
 
 TEST_F(ExecutorTest, ComputeRunsOnTheCallersThreadAndOtherLanesOnTheirOwn) {
   Schedule schedule;
-  for (int i = 0; i < 12; ++i)
-    schedule.operations.push_back(operation_on(all_lanes[static_cast<std::size_t>(i % 4)], i));
+  for (std::size_t i = 0; i < 3 * all_lanes.size(); ++i)
+    schedule.operations.push_back(operation_on(all_lanes[i % all_lanes.size()], static_cast<int>(i)));
   std::mutex mutex;
   std::map<Lane, std::set<std::thread::id>> threads;
   FunctionRunner runner([&](const Operation& operation) {
@@ -149,7 +149,7 @@ Schedule random_schedule(std::uint64_t seed, int size) {
   std::uint64_t index = 0;
   const auto below = [&](int limit) { return static_cast<int>(uniform_at(seed, 2, index++) * limit); };
   for (int i = 0; i < size; ++i) {
-    const Lane lane = all_lanes[static_cast<std::size_t>(below(4))];
+    const Lane lane = all_lanes[static_cast<std::size_t>(below(static_cast<int>(all_lanes.size())))];
     std::set<int> dependencies;
     for (int d = below(3); d > 0 && i > 0; --d) {
       const int other = std::max(0, i - 1 - below(20));
@@ -226,6 +226,53 @@ TEST_F(ExecutorTest, ObserverSeesEveryOperationAroundItsRun) {
   executor_.run(schedule, runner, &recorder);
   ASSERT_EQ(recorder.events.size(), 40U);
   for (const auto& [index, events] : recorder.events) EXPECT_EQ(events, "bra") << index;
+}
+
+/// Writes down what it is told of, with a name; operations of one lane only.
+class Diary final : public ExecutionObserver {
+ public:
+  Diary(std::string name, std::vector<std::string>& lines) : name_(std::move(name)), lines_(lines) {}
+  void begin(const Schedule&) override { note("begin"); }
+  void before(int index, const Operation&) override { note(fmt::format("before {}", index)); }
+  void after(int index, const Operation&) override { note(fmt::format("after {}", index)); }
+  void failed(int index, const Operation&) noexcept override { note(fmt::format("failed {}", index)); }
+  void end() noexcept override { note("end"); }
+
+ private:
+  void note(const std::string& what) { lines_.push_back(name_ + " " + what); }
+  std::string name_;
+  std::vector<std::string>& lines_;
+};
+
+TEST_F(ExecutorTest, ObserversOfAListEncloseOneAnother) {
+  std::vector<std::string> lines;
+  Diary outer("outer", lines), inner("inner", lines);
+  ObserverList list;
+  list.add(&outer);
+  list.add(nullptr);
+  list.add(&inner);
+  Schedule schedule;
+  schedule.operations.push_back(operation_on(Lane::compute, 0));
+  FunctionRunner runner([&](const Operation&) { lines.emplace_back("run"); });
+  executor_.run(schedule, runner, &list);
+  EXPECT_THAT(lines,
+              ::testing::ElementsAre("outer begin", "inner begin", "outer before 0", "inner before 0", "run",
+                                     "inner after 0", "outer after 0", "inner end", "outer end"));
+}
+
+TEST_F(ExecutorTest, ObserversHearOfAFailureAndOfTheEnd) {
+  for (const Lane lane : all_lanes) {
+    std::vector<std::string> lines;
+    Diary diary("", lines);
+    Schedule schedule;
+    for (int i = 0; i < 3; ++i) schedule.operations.push_back(operation_on(lane, i));
+    FunctionRunner runner([&](const Operation& operation) {
+      if (operation.block == 1) throw Error("here");
+    });
+    EXPECT_THROW(executor_.run(schedule, runner, &diary), Error);
+    EXPECT_THAT(lines,
+                ::testing::ElementsAre(" begin", " before 0", " after 0", " before 1", " failed 1", " end"));
+  }
 }
 
 /// A schedule in which operation 2 of `lane` fails; all other lanes wait for it and then go on.

@@ -29,6 +29,7 @@ std::vector<Knob> knobs() {
          run.backend = BackendChoice::coherent;
          run.allow_emulation = true;
        }},
+      {"all_updates_by_the_host", [](RunConfig& run) { run.optimizer_device_share = 0.0; }},
       {"two_optimizer_threads", [](RunConfig& run) { run.optimizer_threads = 2; }},
       {"accumulate_2x4",
        [](RunConfig& run) {
@@ -63,7 +64,64 @@ std::vector<Knob> knobs() {
       }
     }
   }
+  // Shares come in units of 4096 elements: of these blocks of 1952 to 9408 nothing, one unit, two units and
+  // all in three pieces, with the last matrix and the vectors in the last piece.
+  for (const double share : {0.3, 0.5, 0.9, 1.0}) {
+    for (const bool on_host : {true, false}) {
+      for (const int slots : {1, 3}) {
+        all.push_back({fmt::format("device_updates_{:.0f}_percent_gradients_on_{}_weight_slots_{}",
+                                   100.0 * share, on_host ? "host" : "device", slots),
+                       [share, on_host, slots](RunConfig& run) {
+                         run.optimizer_device_share = share;
+                         run.gradients_on_host = on_host;
+                         run.weight_slots = slots;
+                         run.optimizer_threads = slots;
+                       }});
+      }
+    }
+  }
+  for (const int resident : {1, 3, 6}) {  // of 6
+    for (const bool alone : {true, false}) {
+      all.push_back({fmt::format("resident_blocks_{}_{}", resident,
+                                 alone ? "others_by_the_host" : "others_by_both_one_weight_slot"),
+                     [resident, alone](RunConfig& run) {
+                       run.resident_blocks = resident;
+                       run.optimizer_device_share = alone ? 0.0 : 0.5;
+                       run.gradients_on_host = alone;
+                       run.weight_slots = alone ? 3 : 1;
+                     }});
+    }
+  }
+  all.push_back({"coherent_backend_resident_blocks", [](RunConfig& run) {
+                   run.backend = BackendChoice::coherent;
+                   run.allow_emulation = true;
+                   run.resident_blocks = 2;
+                   run.optimizer_device_share = 0.5;
+                 }});
+  all.push_back({"coherent_backend_device_updates", [](RunConfig& run) {
+                   run.backend = BackendChoice::coherent;
+                   run.allow_emulation = true;
+                   run.optimizer_device_share = 1.0;
+                   run.gradients_on_host = false;
+                 }});
   return all;
+}
+
+TEST(Law1Knobs, DeviceSharesArePartsOfBlocksInSeveralPieces) {
+  const std::unique_ptr<Device> device = make_test_device(0);
+  const auto pieces = [&](double share) {
+    RunConfig run = tiny_run();
+    run.optimizer_device_share = share;
+    const EngineShape shape = make_engine_shape(tiny_spec(), run, EngineMode::train, *device);
+    std::vector<int> all;
+    for (const int block : {0, 1, shape.layout.head()})
+      all.push_back(shape.schedule.device_update.num_pieces(block));
+    return all;
+  };
+  EXPECT_EQ(pieces(0.3), (std::vector{0, 0, 0}));
+  EXPECT_EQ(pieces(0.5), (std::vector{0, 1, 0}));
+  EXPECT_EQ(pieces(0.9), (std::vector{0, 2, 0}));
+  EXPECT_EQ(pieces(1.0), (std::vector{1, 3, 1}));
 }
 
 /// A way to train: what all knobs of a test share.
@@ -173,8 +231,8 @@ TEST(Law1Evaluation, LossOfAForwardPassEqualsTheTrainingLoss) {
       RunConfig run = tiny_run();
       run.activation_policy = policy;
       run.activations_on_host = on_host;
-      SimulatedDevice device(std::size_t{1} << 30);
-      Engine engine(spec, run, EngineMode::train, device, {.poison = true});
+      const std::unique_ptr<Device> device = make_test_device(std::size_t{1} << 30);
+      Engine engine(spec, run, EngineMode::train, *device, {.poison = true});
       engine.parameters().initialize(11, spec.initializer_range, engine.pool());
       const auto rows = random_rows(8, run.cutoff_len, spec.vocab_size, 1);
       const double nll = engine.evaluate(rows);

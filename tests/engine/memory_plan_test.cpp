@@ -9,19 +9,26 @@
 #include <functional>
 #include <set>
 
+#include "backends/simulated_device.hpp"
 #include "engine_fixture.hpp"
+#include "tests/backends/forwarding_device.hpp"
 
 namespace layerstream::test {
 namespace {
 
 using ::testing::HasSubstr;
 
-/// What `plan` computes for a run: no device, no memory.
+/// What `plan` computes for a run: no memory.
+Ledger planned_ledger(const ModelSpec& spec, const RunConfig& run, EngineMode mode, Device& device) {
+  const std::unique_ptr<MemoryBackend> backend = make_backend(run, device);
+  EngineShape shape = make_engine_shape(spec, run, mode, device);
+  return plan_memory(shape, *backend, device);
+}
+
+/// For a simulated device, which every build has.
 Ledger planned_ledger(const ModelSpec& spec, const RunConfig& run, EngineMode mode) {
   SimulatedDevice device(0);
-  const std::unique_ptr<MemoryBackend> backend = make_backend(run, device);
-  EngineShape shape = make_engine_shape(spec, run, mode);
-  return plan_memory(shape, *backend);
+  return planned_ledger(spec, run, mode, device);
 }
 
 std::size_t bytes_of(const Ledger& ledger, Space space, const std::string& component) {
@@ -40,6 +47,33 @@ std::vector<std::string> lines_of(const Ledger& ledger) {
   return lines;
 }
 
+struct Updates {
+  const char* name;
+  OptimizerUpdate when;
+  double device_share;
+  bool gradients_on_host;
+  int resident_blocks = 0;
+};
+constexpr Updates all_updates[] = {
+    {"immediate", OptimizerUpdate::immediate, 0.0, true},
+    {"deferred", OptimizerUpdate::deferred, 0.0, true},
+    {"half by the device", OptimizerUpdate::deferred, 0.5, false},
+    {"all by the device, gradients on the host", OptimizerUpdate::deferred, 1.0, true},
+    {"all by the device", OptimizerUpdate::deferred, 1.0, false},
+    {"two blocks resident", OptimizerUpdate::deferred, 0.5, true, 2},
+};
+
+/// Elements of the gradients of all blocks that wait on the device.
+std::size_t kept_elements(const ModelSpec& spec, const RunConfig& run) {
+  SimulatedDevice device(0);
+  const EngineShape shape = make_engine_shape(spec, run, EngineMode::train, device);
+  std::size_t sum = 0;
+  for (int block = 0; block < shape.layout.num_blocks(); ++block) {
+    sum += static_cast<std::size_t>(shape.schedule.device_update.kept(block));
+  }
+  return sum;
+}
+
 /// Calls function(spec, run, mode, description) for the product of all that changes a buffer.
 void for_each_run(
     const std::function<void(const ModelSpec&, const RunConfig&, EngineMode, const std::string&)>& function) {
@@ -50,7 +84,7 @@ void for_each_run(
           for (const ActivationPolicy policy :
                {ActivationPolicy::input, ActivationPolicy::input_attention, ActivationPolicy::all}) {
             for (const bool on_host : {true, false}) {
-              for (const bool immediate : {false, true}) {
+              for (const Updates& updates : all_updates) {
                 for (const std::int64_t chunk_tokens : {7, 40}) {
                   RunConfig run = tiny_run();
                   run.compute_dtype = compute;
@@ -58,17 +92,20 @@ void for_each_run(
                   run.allow_emulation = true;
                   run.activation_policy = policy;
                   run.activations_on_host = on_host;
-                  run.optimizer_update = immediate ? OptimizerUpdate::immediate : OptimizerUpdate::deferred;
-                  run.max_grad_norm = immediate ? 0.0 : 1.0;
+                  run.optimizer_update = updates.when;
+                  run.max_grad_norm = updates.when == OptimizerUpdate::immediate ? 0.0 : 1.0;
+                  run.optimizer_device_share = updates.device_share;
+                  run.gradients_on_host = updates.gradients_on_host;
+                  run.resident_blocks = updates.resident_blocks;
                   run.chunk_tokens = chunk_tokens;
                   run.weight_slots = chunk_tokens == 7 ? 3 : 2;
-                  function(tiny_spec(tied), run, mode,
-                           fmt::format(
-                               "generate {}, tied {}, {}, coherent {}, policy {}, on host {}, immediate {}, "
-                               "chunks of {}",
-                               mode == EngineMode::generate, tied, name_of(compute),
-                               backend == BackendChoice::coherent, static_cast<int>(policy), on_host,
-                               immediate, chunk_tokens));
+                  function(
+                      tiny_spec(tied), run, mode,
+                      fmt::format(
+                          "generate {}, tied {}, {}, coherent {}, policy {}, on host {}, {}, chunks of {}",
+                          mode == EngineMode::generate, tied, name_of(compute),
+                          backend == BackendChoice::coherent, static_cast<int>(policy), on_host, updates.name,
+                          chunk_tokens));
                 }
               }
             }
@@ -84,9 +121,9 @@ TEST(MemoryPlan, LedgerOfTheRunEqualsThePlanLineByLine) {
   for_each_run(
       [&](const ModelSpec& spec, const RunConfig& run, EngineMode mode, const std::string& description) {
         SCOPED_TRACE(description);
-        SimulatedDevice device(std::size_t{1} << 30);
-        const Engine engine(spec, run, mode, device);
-        const Ledger planned = planned_ledger(spec, run, mode);
+        const std::unique_ptr<Device> device = make_test_device(std::size_t{1} << 30);
+        const Engine engine(spec, run, mode, *device);
+        const Ledger planned = planned_ledger(spec, run, mode, *device);
         EXPECT_EQ(lines_of(engine.ledger()), lines_of(planned));
         device_totals.insert(planned.total(Space::device));
       });
@@ -109,12 +146,13 @@ TEST(MemoryPlan, PlanOfAProcessAddsDataAndProcessToTheEngine) {
 
 TEST(MemoryPlan, DeviceThatHasExactlyThePlannedBytesIsEnough) {
   const RunConfig run = tiny_run();
-  const Ledger planned = planned_ledger(tiny_spec(), run, EngineMode::train);
-  SimulatedDevice device(planned.total(Space::device));
-  Engine engine(tiny_spec(), run, EngineMode::train, device);
+  const auto any = make_test_device(0);
+  const Ledger planned = planned_ledger(tiny_spec(), run, EngineMode::train, *any);
+  const auto device = make_test_device(planned.total(Space::device) - any->overhead_bytes());
+  Engine engine(tiny_spec(), run, EngineMode::train, *device);
   engine.parameters().initialize(11, 0.2, engine.pool());
   EXPECT_TRUE(engine.train_step(random_rows(8, run.cutoff_len, 61, 1), step_settings(run, 1)).applied);
-  EXPECT_THROW(device.allocate(1), ResourceError);  // all of it is in use
+  EXPECT_THROW(device->allocate(1), ResourceError);  // all of it is in use
 }
 
 /// Parameters of a model, and the most that padding can add to the elements of its slabs.
@@ -161,8 +199,14 @@ TEST(MemoryPlan, HostGradientsTakeFourBytesPerParameterOrAShortRing) {
         const std::size_t gradients = bytes_of(ledger, Space::host, "gradients (fp32)");
         const Count count(spec);
         if (run.optimizer_update == OptimizerUpdate::deferred) {
-          EXPECT_GE(gradients, 4 * count.parameters);
-          EXPECT_LE(gradients, 4 * count.parameters + count.padding(4, 1));
+          const std::size_t kept = 4 * kept_elements(spec, run);
+          EXPECT_GE(gradients + kept, 4 * count.parameters);
+          EXPECT_LE(gradients + kept, 4 * count.parameters + count.padding(4, 1));
+          if (kept == 0) return;
+          const std::size_t on_device =
+              bytes_of(ledger, Space::device, "gradients kept for the device's updates (fp32)");
+          EXPECT_GE(on_device, kept);
+          EXPECT_LE(on_device, kept + 255 * count.blocks);
           return;
         }
         // Two slabs of the largest block, and beside them a tied embedding's own.
@@ -199,6 +243,25 @@ RunConfig large_run() {
   return run;
 }
 
+TEST(MemoryPlan, StateInTransitTakesThreePiecesHoweverLargeTheModel) {
+  RunConfig run = large_run();
+  for (const bool on_host : {true, false}) {
+    run.gradients_on_host = on_host;
+    run.optimizer_device_share = 0.5;
+    const Ledger ledger = planned_ledger(large_spec(), run, EngineMode::train);
+    // 16 Mi elements each, of two halves, two moments and a gradient that comes from the host.
+    EXPECT_EQ(bytes_of(ledger, Space::device, "optimizer state in transit"),
+              3 * (std::size_t{16} << 20) * (on_host ? 16 : 12));
+  }
+  run.optimizer_device_share = 0.0;
+  run.gradients_on_host = false;  // of no share
+  const Ledger none = planned_ledger(large_spec(), run, EngineMode::train);
+  for (const LedgerLine& line : none.lines()) {
+    EXPECT_THAT(line.component, ::testing::Not(HasSubstr("transit")));
+    EXPECT_THAT(line.component, ::testing::Not(HasSubstr("kept")));
+  }
+}
+
 TEST(MemoryPlan, IsMadeForMachinesThatAreNotHere) {
   const std::size_t parameters = Count(large_spec()).parameters;
   ASSERT_GT(parameters, 110'000'000'000U);
@@ -210,28 +273,21 @@ TEST(MemoryPlan, IsMadeForMachinesThatAreNotHere) {
 }
 
 /// Counts what is asked of it.
-class CountingDevice final : public Device {
+class CountingDevice final : public ForwardingDevice {
  public:
-  explicit CountingDevice(std::size_t memory_limit) : device_(memory_limit) {}
-  std::string description() const override { return device_.description(); }
-  std::size_t memory_limit() const override { return device_.memory_limit(); }
+  using ForwardingDevice::ForwardingDevice;
   std::unique_ptr<DeviceRegion> allocate(std::size_t bytes) override {
     ++num_allocations;
-    return device_.allocate(bytes);
+    return ForwardingDevice::allocate(bytes);
   }
-  StreamView stream(Lane lane) override { return device_.stream(lane); }
-  std::unique_ptr<Event> make_event() override { return device_.make_event(); }
-  void synchronize() override { device_.synchronize(); }
-  bool uses_host_memory() const override { return device_.uses_host_memory(); }
-  Link& link() override { return device_.link(); }
-  void poison(void* data, std::size_t bytes, StreamView stream) override {
-    device_.poison(data, bytes, stream);
+  std::unique_ptr<HostPin> pin(void* data, std::size_t bytes, bool required,
+                               const std::function<void(std::size_t, std::size_t)>& progress) override {
+    ++num_pins;
+    return ForwardingDevice::pin(data, bytes, required, progress);
   }
 
   int num_allocations = 0;
-
- private:
-  SimulatedDevice device_;
+  int num_pins = 0;
 };
 
 /// The message with which the engine refuses a run. Expects exit code 2 and no allocation.
@@ -246,6 +302,7 @@ std::string refusal_of(const ModelSpec& spec, const RunConfig& run, std::size_t 
     message = error.what();
   }
   EXPECT_EQ(device.num_allocations, 0);
+  EXPECT_EQ(device.num_pins, 0);
   return message;
 }
 
@@ -302,6 +359,27 @@ TEST(MemoryCheck, CoherentBackendMustBeAskedForTwiceOnADeviceWithoutCoherentMemo
   const std::string message = refusal_of(tiny_spec(), run, std::size_t{1} << 30);
   EXPECT_THAT(message, HasSubstr("backend: coherent"));
   EXPECT_THAT(message, HasSubstr("allow_emulation"));
+}
+
+TEST(MemoryCheck, ImmediateUpdatesByTheDeviceAreRefused) {
+  RunConfig run = tiny_run();
+  run.optimizer_update = OptimizerUpdate::immediate;
+  run.max_grad_norm = 0.0;
+  run.optimizer_device_share = 0.5;
+  const std::string message = refusal_of(tiny_spec(), run, std::size_t{1} << 30);
+  EXPECT_THAT(message, HasSubstr("optimizer_device_share"));
+  EXPECT_THAT(message, HasSubstr("optimizer_update: deferred"));
+}
+
+TEST(MemoryCheck, HostMemoryIsPinnedUnlessTurnedOff) {
+  for (const PinMemory pin : {PinMemory::automatic, PinMemory::required, PinMemory::off}) {
+    RunConfig run = tiny_run();
+    run.pin_memory = pin;
+    CountingDevice device(std::size_t{1} << 30);
+    const Engine engine(tiny_spec(), run, EngineMode::train, device);
+    EXPECT_EQ(device.num_pins, pin == PinMemory::off ? 0 : 1);
+    EXPECT_EQ(engine.host_pin() == nullptr, pin == PinMemory::off);
+  }
 }
 
 TEST(MemoryCheck, ImmediateUpdateWithClippingIsRefused) {

@@ -11,11 +11,11 @@
 namespace layerstream::test {
 namespace {
 
-class NonFinite : public ::testing::TestWithParam<OptimizerUpdate> {
+class NonFinite : public ::testing::TestWithParam<UpdateMode> {
  protected:
   NonFinite() {
-    run_.optimizer_update = GetParam();
     run_.max_grad_norm = 0.0;
+    GetParam().turn(run_);
   }
   std::vector<TokenRow> rows(std::uint64_t seed) const {
     return random_rows(8, run_.cutoff_len, spec_.vocab_size, seed);
@@ -55,11 +55,8 @@ class NonFinite : public ::testing::TestWithParam<OptimizerUpdate> {
   RunConfig run_ = tiny_run();
 };
 
-INSTANTIATE_TEST_SUITE_P(Modes, NonFinite,
-                         ::testing::Values(OptimizerUpdate::deferred, OptimizerUpdate::immediate),
-                         [](const auto& info) {
-                           return info.param == OptimizerUpdate::deferred ? "deferred" : "immediate";
-                         });
+INSTANTIATE_TEST_SUITE_P(Modes, NonFinite, ::testing::ValuesIn(update_modes()),
+                         [](const auto& info) { return info.param.name; });
 
 TEST_P(NonFinite, AStepWithNanOrInfInAWeightIsSkippedWhole) {
   for (const float poison :

@@ -99,7 +99,7 @@ class Parity : public ::testing::TestWithParam<Case> {
   }
 
   std::unique_ptr<Engine> engine(EngineMode mode = EngineMode::train) {
-    auto made = std::make_unique<Engine>(spec_, run_, mode, device_);
+    auto made = std::make_unique<Engine>(spec_, run_, mode, *device_);
     load_weights(io::ModelFiles(golden(GetParam().name)), made->parameters());
     return made;
   }
@@ -137,7 +137,7 @@ class Parity : public ::testing::TestWithParam<Case> {
   ModelSpec spec_;
   std::vector<TokenRow> rows_;
   RunConfig run_;
-  SimulatedDevice device_{std::size_t{1} << 30};
+  std::unique_ptr<Device> device_ = make_test_device(std::size_t{1} << 30);
 };
 
 // The bound for fp32: 1e-5 of the FP64 reference, in norm. transformers' own fp32 error on these

@@ -49,26 +49,37 @@ TEST_P(Resume, ContinuesBitForBitFromEveryStepWithOtherPlacement) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Placements, Resume,
-                         ::testing::Values(Placement{"same", [](RunConfig&) {}},
-                                           Placement{"other_slots_threads_and_accumulation",
-                                                     [](RunConfig& run) {
-                                                       run.weight_slots = 4;
-                                                       run.optimizer_threads = 2;
-                                                       run.per_device_train_batch_size = 4;
-                                                       run.gradient_accumulation_steps = 1;
-                                                     }},
-                                           Placement{"coherent_backend",
-                                                     [](RunConfig& run) {
-                                                       run.backend = BackendChoice::coherent;
-                                                       run.allow_emulation = true;
-                                                     }},
-                                           Placement{"activations_saved_on_device",
-                                                     [](RunConfig& run) {
-                                                       run.activation_policy = ActivationPolicy::all;
-                                                       run.activations_on_host = false;
-                                                     }}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Placements, Resume,
+    ::testing::Values(Placement{"same", [](RunConfig&) {}},
+                      Placement{"other_slots_threads_and_accumulation",
+                                [](RunConfig& run) {
+                                  run.weight_slots = 4;
+                                  run.optimizer_threads = 2;
+                                  run.per_device_train_batch_size = 4;
+                                  run.gradient_accumulation_steps = 1;
+                                }},
+                      Placement{"coherent_backend",
+                                [](RunConfig& run) {
+                                  run.backend = BackendChoice::coherent;
+                                  run.allow_emulation = true;
+                                }},
+                      Placement{"activations_saved_on_device",
+                                [](RunConfig& run) {
+                                  run.activation_policy = ActivationPolicy::all;
+                                  run.activations_on_host = false;
+                                }},
+                      Placement{"half_of_each_block_updated_by_the_device",
+                                [](RunConfig& run) {
+                                  run.optimizer_device_share = 0.6;  // 4096 of 8320
+                                  run.gradients_on_host = false;
+                                  run.pin_memory = PinMemory::off;
+                                  run.numa = "off";
+                                }},
+                      Placement{"resident_blocks", [](RunConfig& run) { run.resident_blocks = 2; }},
+                      Placement{"all_updated_by_the_device",
+                                [](RunConfig& run) { run.optimizer_device_share = 1.0; }}),
+    [](const auto& info) { return info.param.name; });
 
 TEST_F(Resume, SavingEveryStepChangesNothing) {
   const Outcome expected = train_to_the_end(files_.config("straight"));

@@ -14,7 +14,6 @@
 #include <string>
 #include <vector>
 
-#include "backends/simulated_device.hpp"
 #include "core/signals.hpp"
 #include "engine/trainer.hpp"
 #include "engine_fixture.hpp"
@@ -98,7 +97,7 @@ class RunFiles {
 class TestRun {
  public:
   explicit TestRun(const RunConfig& run, const EngineDiagnostics& diagnostics = {})
-      : trainer_(std::make_unique<Trainer>(LoadedConfig{.run = run, .origins = {}}, device_, stop_,
+      : trainer_(std::make_unique<Trainer>(LoadedConfig{.run = run, .origins = {}}, *device_, stop_,
                                            Log(lines_), diagnostics)) {}
   Trainer& operator*() { return *trainer_; }
   Trainer* operator->() { return trainer_.get(); }
@@ -113,7 +112,7 @@ class TestRun {
 
  private:
   std::ostringstream lines_;
-  SimulatedDevice device_{std::size_t{1} << 30};
+  std::unique_ptr<Device> device_ = make_test_device(std::size_t{1} << 30);
   StopRequest stop_;
   std::unique_ptr<Trainer> trainer_;
 };

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "backends/simulated_device.hpp"
 #include "engine/checkpoint_io.hpp"
 #include "run_fixture.hpp"
 
@@ -146,8 +147,8 @@ TEST_F(Refusal, TooLittleMemoryIsFoundBeforeAnythingIsMade) {
   for (const auto limit : {&RunConfig::host_memory_limit, &RunConfig::device_memory_limit}) {
     RunConfig config = files_.config();
     config.*limit = 100'000;
-    config.train_file = {files_.path("absent.txt").string()};  // not even looked for
-    SimulatedDevice device(config.device_memory_limit.value_or(std::size_t{1} << 30));
+    config.train_file = {files_.path("absent.txt").string()};                           // not even looked for
+    SimulatedDevice device(config.device_memory_limit.value_or(std::size_t{1} << 30));  // runs nothing
     StopRequest stop;
     std::ostringstream lines;
     EXPECT_THAT(message_of<ResourceError>(

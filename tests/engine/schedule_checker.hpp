@@ -20,8 +20,8 @@ namespace layerstream::test {
 
 inline std::string to_string(const Schedule& schedule, int index) {
   const Operation& operation = schedule.operations[static_cast<std::size_t>(index)];
-  return fmt::format("#{} {} block {} chunk {} on {}", index, name_of(operation.kind), operation.block,
-                     operation.chunk, name_of(operation.lane));
+  return fmt::format("#{} {} block {} chunk {} piece {} on {}", index, name_of(operation.kind),
+                     operation.block, operation.chunk, operation.piece, name_of(operation.lane));
 }
 
 /// The order that an executor must keep and no more: each lane in order, and dependencies. One vector clock
@@ -68,12 +68,15 @@ class HappensBefore {
 /// A piece of memory, as it lies there: two names never overlap.
 struct Place {
   enum Buffer {
-    weight_slot,          // (slot)
-    host_slab,            // (block): halves and version
-    input,                // (buffer, chunk)
-    ring,                 // (intermediate slot)
-    resident,             // (block, chunk): intermediates that stay on the device
-    saved_input,          // (block, chunk)
+    weight_slot,     // (slot)
+    host_slab,       // (block, part): halves, moments, version; part 0 is the host's to update, 1 + k piece k
+    update_slot,     // (slot)
+    resident_state,  // (block): halves and moments that live on the device
+    kept_gradient,   // (block): the device's part of its gradient, where that waits on the device
+    input,           // (buffer, chunk)
+    ring,            // (intermediate slot)
+    resident,        // (block, chunk): intermediates that stay on the device
+    saved_input,     // (block, chunk)
     saved_intermediates,  // (block, chunk)
     gradient_slot,        // (slot)
     host_gradient,        // (slab)
@@ -113,21 +116,36 @@ class AccessModel {
     };
     const auto compute_with_weights = [&] {
       reads.push_back({Place::weight_slot, operation.weight_slot});
-      reads.push_back({Place::host_slab, b});  // its version, and what a coherent backend leaves there
+      read_slab(b, reads);  // its version, and what a coherent backend leaves there
       both({Place::compute_scratch});
     };
     switch (operation.kind) {
       case OperationKind::update:
         reads = {{Place::host_gradient, host_gradient_slab(settings_, b)}};
-        both({Place::host_slab, b});
+        both({Place::host_slab, b, 0});
         if (immediate) {
           reads.push_back({Place::host_sums, b});
           both({Place::verdict});
         }
         break;
+      case OperationKind::load_state:
+        reads = {{Place::host_slab, b, 1 + operation.piece}};
+        if (settings_.device_update.kept(b) == 0) {
+          reads.push_back({Place::host_gradient, host_gradient_slab(settings_, b)});
+        }
+        writes = {state_on_device(operation)};
+        break;
+      case OperationKind::update_on_device:
+        if (settings_.device_update.kept(b) > 0) reads = {{Place::kept_gradient, b}};
+        both(state_on_device(operation));
+        break;
+      case OperationKind::store_state:
+        reads = {state_on_device(operation)};
+        writes = {{Place::host_slab, b, 1 + operation.piece}};
+        break;
       case OperationKind::fetch_weights:
-        reads = {{Place::host_slab, b}};
-        if (tied_head) reads.push_back({Place::host_slab, 0});
+        read_slab(b, reads);
+        if (tied_head) read_slab(0, reads);
         writes = {{Place::weight_slot, operation.weight_slot}};
         break;
       case OperationKind::release_weights:
@@ -175,6 +193,7 @@ class AccessModel {
         break;
       case OperationKind::load_gradient:
         reads = {{Place::host_gradient, host_gradient_slab(settings_, b)}};
+        if (settings_.device_update.kept(b) > 0) reads.push_back({Place::kept_gradient, b});
         writes = {{Place::gradient_slot, operation.gradient_slot}};
         break;
       case OperationKind::rebuild_key_value:
@@ -197,7 +216,13 @@ class AccessModel {
         reads = {{Place::gradient_slot, operation.gradient_slot}};
         writes = {{Place::norm_partial, b}, {Place::compute_scratch}};
         break;
+      case OperationKind::keep_gradient:
+        reads = {{Place::gradient_slot, operation.gradient_slot}};
+        if (settings_.device_update.kept(b) > 0) writes.push_back({Place::kept_gradient, b});
+        if (tied_head && settings_.device_update.kept(0) > 0) writes.push_back({Place::kept_gradient, 0});
+        break;
       case OperationKind::emit_gradient:
+        // What is not kept on the device, if only nothing.
         reads = {{Place::gradient_slot, operation.gradient_slot}, {Place::norm_partial, b}};
         if (b == head) reads.push_back({Place::nll_sum});
         writes = {{Place::host_gradient, host_gradient_slab(settings_, b)}, {Place::host_sums, b}};
@@ -213,6 +238,18 @@ class AccessModel {
 
  private:
   bool saves() const { return settings_.activation_policy != ActivationPolicy::input; }
+  static Place state_on_device(const Operation& operation) {
+    if (operation.update_slot < 0) return {Place::resident_state, operation.block};
+    return {Place::update_slot, operation.update_slot};
+  }
+  void read_slab(int block, std::vector<Place>& reads) const {
+    if (settings_.device_update.is_resident(block)) {
+      reads.push_back({Place::resident_state, block});
+      return;
+    }
+    const int parts = 1 + settings_.device_update.num_pieces(block);
+    for (int part = 0; part < parts; ++part) reads.push_back({Place::host_slab, block, part});
+  }
   Place input(int block, int chunk) const {
     return {Place::input, settings_.activations_on_host ? block % 2 : block, chunk};
   }

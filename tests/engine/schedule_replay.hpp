@@ -16,17 +16,22 @@ namespace layerstream::test {
 /// does not find what it needs. Where `find_race` finds nothing every possible execution has the same result.
 class StepReplay {
  public:
-  StepReplay(const Schedule& schedule, const ScheduleSettings& settings, const ChunkPlan& chunks)
-      : schedule_(schedule), settings_(settings), chunks_(chunks), head_(settings.num_blocks - 1) {
+  StepReplay(const Schedule& schedule, const ScheduleSettings& settings, const ChunkPlan& chunks,
+             const std::vector<BlockCost>& costs)
+      : schedule_(schedule),
+        settings_(settings),
+        chunks_(chunks),
+        costs_(costs),
+        head_(settings.num_blocks - 1) {
     const auto num_blocks = static_cast<std::size_t>(settings.num_blocks);
     versions_.assign(num_blocks, 0);
-    updates_.assign(num_blocks, 0);
+    updated_parts_.resize(num_blocks);
     emits_.assign(num_blocks, 0);
-    if (settings.pending_update) {
-      for (int block = 0; block <= head_; ++block) {
-        host_gradients_[host_gradient_slab(settings, block)] = {
-            .block = block, .complete = true, .of_this_step = false};
-      }
+    if (!settings.pending_update) return;
+    for (int block = 0; block <= head_; ++block) {
+      put(host_home(block), block, true, host_readers(block));
+      put(device_home(block), block, true, device_readers(block));
+      host_home(block).of_this_step = device_home(block).of_this_step = false;
     }
   }
 
@@ -54,10 +59,16 @@ class StepReplay {
     std::set<int> chunks;
     bool normed = false;
   };
-  struct HostGradient {
+  /// A gradient, or a part of one, where it waits for its update.
+  struct WaitingGradient {
     int block = -1;
     bool complete = false;  // else the head's share of a tied matrix
     bool of_this_step = true;
+    std::set<int> readers = {};  // parts of the block's state whose update has not read it yet
+  };
+  struct PieceInSlot {
+    int block, piece;
+    bool updated;
   };
   struct KeyValues {
     int block = -1;
@@ -72,6 +83,52 @@ class StepReplay {
   }
   bool tied() const { return settings_.head_uses_embedding; }
   bool saves() const { return settings_.activation_policy != ActivationPolicy::input; }
+  bool immediate() const { return settings_.optimizer_update == OptimizerUpdate::immediate; }
+
+  // --- gradients that wait, and the parts of a block's state that they are for ---
+
+  static constexpr int host_part = -1;  // other parts are the device's pieces, from 0
+  std::set<int> pieces(int block) const {
+    std::set<int> all;
+    for (int piece = 0; piece < settings_.device_update.num_pieces(block); ++piece) all.insert(piece);
+    return all;
+  }
+  bool host_has_part(int block) const {
+    return settings_.device_update.of(block) < costs_[static_cast<std::size_t>(block)].num_elements;
+  }
+  std::set<int> parts(int block) const {
+    std::set<int> all = pieces(block);
+    if (host_has_part(block)) all.insert(host_part);
+    return all;
+  }
+  std::set<int> host_readers(int block) const {
+    if (settings_.device_update.kept(block) == 0) return parts(block);
+    return host_has_part(block) ? std::set<int>{host_part} : std::set<int>{};
+  }
+  std::set<int> device_readers(int block) const {
+    return settings_.device_update.kept(block) > 0 ? pieces(block) : std::set<int>{};
+  }
+  WaitingGradient& host_home(int block) { return host_gradients_[host_gradient_slab(settings_, block)]; }
+  WaitingGradient& device_home(int block) { return kept_gradients_[block]; }
+
+  void put(WaitingGradient& home, int block, bool complete, const std::set<int>& readers) {
+    if (readers.empty()) return;  // nothing of it goes there
+    const bool replaces_share = complete && home.block == block && !home.complete;
+    expect(home.block < 0 || replaces_share, "its home holds a gradient that waits for its update");
+    home = {.block = block, .complete = complete, .of_this_step = true, .readers = readers};
+  }
+  void take(WaitingGradient& home, int block, int part) {
+    expect(home.block == block && home.complete && home.of_this_step == immediate(),
+           "the gradient's home holds another one");
+    expect(home.readers.erase(part) == 1, "this part read its gradient before");
+    if (home.readers.empty()) home = {};
+  }
+  void finish_part(int block, int part) {
+    expect(updated_parts_[static_cast<std::size_t>(block)].insert(part).second, "it was updated before");
+    ++versions_[static_cast<std::size_t>(block)];
+  }
+  bool is_updated(int block) const { return updated_parts_[static_cast<std::size_t>(block)] == parts(block); }
+
   int input_buffer(int block) const { return settings_.activations_on_host ? block % 2 : block; }
   SlotContent current(int block) const {
     return {block, versions_[static_cast<std::size_t>(block)], block == head_ && tied() ? versions_[0] : 0};
@@ -124,23 +181,51 @@ class StepReplay {
     const int c = operation.chunk;
     const auto block = static_cast<std::size_t>(b);
     switch (operation.kind) {
-      case OperationKind::update: {
-        HostGradient& gradient = host_gradients_[host_gradient_slab(settings_, b)];
-        const bool immediate = settings_.optimizer_update == OptimizerUpdate::immediate;
-        expect(gradient.block == b && gradient.complete && gradient.of_this_step == immediate,
-               "the host slab holds another gradient");
-        gradient = {};
-        ++versions_[block];
-        ++updates_[block];
+      case OperationKind::update:
+        expect(host_has_part(b), "nothing of it is the host's");
+        take(host_home(b), b, host_part);
+        finish_part(b, host_part);
+        break;
+      case OperationKind::load_state:
+        if (settings_.device_update.is_resident(b)) {
+          expect(operation.update_slot == -1 && operation.piece == 0, "resident state is no piece in a slot");
+          expect(settings_.load_resident && resident_state_.insert(b).second, "it is on the device already");
+          break;
+        }
+        expect(operation.update_slot >= 0 && operation.update_slot < settings_.device_update.slots,
+               "no such slot");
+        expect(pieces(b).contains(operation.piece), "no such piece");
+        if (settings_.device_update.kept(b) == 0) take(host_home(b), b, operation.piece);
+        expect(update_slots_.emplace(operation.update_slot, PieceInSlot{b, operation.piece, false}).second,
+               "the slot holds a piece that has not left");
+        break;
+      case OperationKind::update_on_device: {
+        if (settings_.device_update.is_resident(b)) {
+          expect_resident(b);
+          take(device_home(b), b, 0);
+          finish_part(b, 0);
+          break;
+        }
+        PieceInSlot& content = piece_of(operation);
+        expect(!content.updated, "the piece was updated before");
+        if (settings_.device_update.kept(b) > 0) take(device_home(b), b, operation.piece);
+        content.updated = true;
         break;
       }
+      case OperationKind::store_state:
+        expect(!settings_.device_update.is_resident(b), "a step leaves resident state where it is");
+        expect(piece_of(operation).updated, "its update is missing");
+        update_slots_.erase(operation.update_slot);
+        finish_part(b, operation.piece);
+        break;
       case OperationKind::fetch_weights:
         expect(!slots_.contains(operation.weight_slot), "the slot is in use");
         expect(operation.weight_slot >= 0 && operation.weight_slot < settings_.weight_slots, "no such slot");
         if (settings_.pending_update) {
-          expect(updates_[block] == 1 && (b != head_ || !tied() || updates_[0] == 1),
-                 "its update is still waiting");
+          expect(is_updated(b) && (b != head_ || !tied() || is_updated(0)), "its update is still waiting");
         }
+        expect_resident(b);
+        if (b == head_ && tied()) expect_resident(0);
         slots_[operation.weight_slot] = current(b);
         ++num_fetches_;
         break;
@@ -195,10 +280,12 @@ class StepReplay {
         gradients_[operation.gradient_slot] = {.block = b, .chunks = {}};
         break;
       case OperationKind::load_gradient: {
-        const HostGradient& gradient = host_gradients_[host_gradient_slab(settings_, b)];
+        const auto has_share = [&](const WaitingGradient& home) {
+          return home.block == b && !home.complete && home.of_this_step;
+        };
         expect(gradients_[operation.gradient_slot].block < 0, "the slot holds a gradient that has not left");
-        expect(gradient.block == b && !gradient.complete && gradient.of_this_step,
-               "the head's share is not there");
+        expect(host_readers(b).empty() || has_share(host_home(b)), "the head's share is not there");
+        expect(device_readers(b).empty() || has_share(device_home(b)), "the head's share was not kept");
         gradients_[operation.gradient_slot] = {.block = b, .has_share_of_head = true, .chunks = {}};
         break;
       }
@@ -219,10 +306,15 @@ class StepReplay {
       }
       case OperationKind::emit_gradient:
         expect(gradient_of(operation).normed, "its norm is missing");
-        put_host_gradient(b, true);
-        if (b == head_ && tied()) put_host_gradient(0, false);
+        put(host_home(b), b, true, host_readers(b));
+        if (b == head_ && tied()) put(host_home(0), 0, false, host_readers(0));
         gradients_[operation.gradient_slot] = {};
         ++emits_[block];
+        break;
+      case OperationKind::keep_gradient:
+        expect(gradient_of(operation).normed, "the gradient is not finished");
+        put(device_home(b), b, true, device_readers(b));
+        if (b == head_ && tied()) put(device_home(0), 0, false, device_readers(0));
         break;
       case OperationKind::verdict:
         for (const int count : emits_) expect(count == 1, "a block's sums are missing");
@@ -268,40 +360,63 @@ class StepReplay {
     take_intermediates(operation);
   }
 
-  void put_host_gradient(int block, bool complete) {
-    HostGradient& gradient = host_gradients_[host_gradient_slab(settings_, block)];
-    const bool replaces_share = complete && gradient.block == block && !gradient.complete;
-    expect(gradient.block < 0 || replaces_share, "the host slab holds a gradient that waits for its update");
-    gradient = {.block = block, .complete = complete};
-  }
-
   void finish() {
     index_ = static_cast<int>(schedule_.operations.size()) - 1;
     expect(slots_.empty(), "a slot is not released at the end");
     expect(static_cast<int>(losses_.size()) == chunks_.num_chunks(), "the loss of a chunk is missing");
-    const bool immediate = settings_.optimizer_update == OptimizerUpdate::immediate;
-    const int updates = settings_.pending_update || (immediate && settings_.train) ? 1 : 0;
-    for (const int count : updates_) expect(count == updates, "a block was not updated once");
+    for (int block = 0; block < settings_.device_update.resident_blocks; ++block) {
+      expect(resident_state_.contains(block) == settings_.load_resident,
+             "resident state was not loaded once");
+    }
+    expect(update_slots_.empty(), "a piece has not left its slot");
+    const bool updates = settings_.pending_update || (immediate() && settings_.train);
+    for (int block = 0; block <= head_; ++block) {
+      expect(updates ? is_updated(block) : updated_parts_[static_cast<std::size_t>(block)].empty(),
+             "a block was not updated once");
+    }
     for (const int count : emits_) expect(count == (settings_.train ? 1 : 0), "a block did not emit once");
     for (const auto& [chunk, block] : stream_gradient_)
       expect(block == 0, "the backward pass is not complete");
     if (settings_.train) {
       expect(schedule_.operations.back().kind == OperationKind::verdict, "no verdict");
-      for (const auto& [slab, gradient] : host_gradients_) {
-        expect(immediate ? gradient.block < 0 : gradient.complete && gradient.of_this_step,
-               "gradients in the host slabs are not this step's");
+      for (int block = 0; block <= head_; ++block) {
+        expect_waiting(host_home(block), block, host_readers(block));
+        expect_waiting(device_home(block), block, device_readers(block));
       }
     }
+  }
+
+  /// What the step leaves for its deferred update.
+  void expect_waiting(const WaitingGradient& home, int block, const std::set<int>& readers) {
+    if (immediate() || readers.empty()) {
+      expect(home.block < 0, "a gradient waits that nothing will read");
+    } else {
+      expect(home.block == block && home.complete && home.of_this_step && home.readers == readers,
+             "the gradients that wait are not this step's");
+    }
+  }
+  void expect_resident(int block) {
+    if (!settings_.device_update.is_resident(block)) return;
+    expect(!settings_.load_resident || resident_state_.contains(block), "its state is still on the host");
+  }
+  PieceInSlot& piece_of(const Operation& operation) {
+    PieceInSlot& content =
+        update_slots_.emplace(operation.update_slot, PieceInSlot{-1, -1, false}).first->second;
+    expect(content.block == operation.block && content.piece == operation.piece,
+           "the slot holds another piece");
+    return content;
   }
 
   const Schedule& schedule_;
   const ScheduleSettings& settings_;
   const ChunkPlan& chunks_;
+  const std::vector<BlockCost>& costs_;
   int head_;
   int index_ = 0;
   std::string problem_;
   int num_fetches_ = 0;
-  std::vector<int> versions_, updates_, emits_;
+  std::vector<int> versions_, emits_;
+  std::vector<std::set<int>> updated_parts_;  // by block
   std::map<int, SlotContent> slots_;
   std::map<std::pair<int, int>, int> inputs_;  // (buffer, chunk) → block
   std::set<std::pair<int, int>> saved_inputs_, saved_intermediates_, resident_;
@@ -309,7 +424,10 @@ class StepReplay {
   KeyValues key_values_;
   std::map<int, int> stream_gradient_;  // chunk → the block whose input's gradient it is
   std::map<int, GradientContent> gradients_;
-  std::map<int, HostGradient> host_gradients_;
+  std::map<int, WaitingGradient> host_gradients_;  // by slab
+  std::map<int, WaitingGradient> kept_gradients_;  // by block
+  std::map<int, PieceInSlot> update_slots_;
+  std::set<int> resident_state_;  // blocks whose state was loaded to where it lives
   std::set<int> losses_;
 };
 

@@ -31,13 +31,17 @@ std::vector<ChunkPlan> chunk_plans() {
           plan_of({8, 12, 8}, 8), plan_of({16, 16}, 8), plan_of({24, 8}, 8)};
 }
 
+/// Blocks of different sizes, with the bytes that their elements make.
 std::vector<BlockCost> costs_of(const ScheduleSettings& settings) {
   std::vector<BlockCost> costs;
   for (int block = 0; block < settings.num_blocks; ++block) {
     const bool decoder = block > 0 && block + 1 < settings.num_blocks;
-    costs.push_back({.fetch_bytes = 1000 + block,
-                     .gradient_bytes = 2000 + block,
-                     .update_bytes = 3000 + block,
+    const std::int64_t elements = 120 + 8 * block;
+    const bool tied_head = settings.head_uses_embedding && block + 1 == settings.num_blocks;
+    costs.push_back({.num_elements = elements,
+                     .fetch_bytes = 1000 + block,
+                     .gradient_bytes = 4 * (elements + (tied_head ? costs[0].num_elements : 0)),
+                     .update_bytes = 28 * elements,
                      .input_bytes_per_token = decoder ? 16 : 0,
                      .intermediate_bytes_per_token = decoder ? 64 : 0,
                      .forward_flops_per_token = 100.0,
@@ -47,19 +51,46 @@ std::vector<BlockCost> costs_of(const ScheduleSettings& settings) {
 }
 
 std::string describe(const ScheduleSettings& settings, const ChunkPlan& chunks) {
+  const DeviceUpdate& device = settings.device_update;
   return fmt::format(
       "blocks {}, chunks {} in {} groups, tied {}, train {}, pending {}, immediate {}, fetch on {}, slots "
-      "{}, "
-      "gradient slots {}, intermediate slots {}, host ring {}, policy {}, on host {}",
+      "{}, gradient slots {}, intermediate slots {}, host ring {}, policy {}, on host {}, device updates "
+      "[{}] in pieces of {} through {} slots, their gradients on the device {}, {} blocks resident, to load {}",
       settings.num_blocks, chunks.num_chunks(), chunks.groups.size(), settings.head_uses_embedding,
       settings.train, settings.pending_update, settings.optimizer_update == OptimizerUpdate::immediate,
       name_of(settings.fetch_lane), settings.weight_slots, settings.gradient_slots,
       settings.intermediate_slots, settings.host_gradient_ring, static_cast<int>(settings.activation_policy),
-      settings.activations_on_host);
+      settings.activations_on_host, fmt::join(device.elements, " "), device.piece_elements, device.slots,
+      device.gradients_on_device, device.resident_blocks, settings.load_resident);
+}
+
+/// What part of the updates is the device's.
+enum class DeviceShare { none, some, all, mixed };
+
+/// @param between draws an integer from a range, ends included
+DeviceUpdate device_update_of(const ScheduleSettings& settings, DeviceShare share,
+                              const std::function<int(int, int)>& between) {
+  if (share == DeviceShare::none) return {};
+  DeviceUpdate update{.elements = {},
+                      .piece_elements = between(30, 130),  // one to six pieces
+                      .slots = between(1, 4),
+                      .gradients_on_device = between(0, 1) == 1};
+  // Now and then the first blocks, or all, live on the device.
+  update.resident_blocks = std::max(0, between(-settings.num_blocks, settings.num_blocks));
+  for (const BlockCost& cost : costs_of(settings)) {
+    const auto all = static_cast<int>(cost.num_elements);
+    if (update.is_resident(static_cast<int>(update.elements.size()))) {
+      update.elements.push_back(all);
+      continue;
+    }
+    const int kind = share == DeviceShare::mixed ? between(0, 2) : share == DeviceShare::some ? 1 : 2;
+    update.elements.push_back(kind == 0 ? 0 : kind == 1 ? between(1, all - 1) : all);
+  }
+  return update;
 }
 
 /// Calls function(settings, chunks, schedule) for the product of all that matters; the sizes of rings and
-/// the number of layers are drawn.
+/// the number of layers are drawn, and so is the device's share of the updates.
 void for_each_schedule(
     bool train,
     const std::function<void(const ScheduleSettings&, const ChunkPlan&, const Schedule&)>& function) {
@@ -77,20 +108,26 @@ void for_each_schedule(
           for (const Gradients gradients : {Gradients::fresh, Gradients::pending, Gradients::immediate}) {
             for (const bool tied : {true, false}) {
               for (const Lane fetch_lane : {Lane::h2d, Lane::compute}) {
-                const ScheduleSettings settings{.num_blocks = 2 + between(1, 5),
-                                                .head_uses_embedding = tied,
-                                                .train = train,
-                                                .pending_update = gradients == Gradients::pending,
-                                                .fetch_lane = fetch_lane,
-                                                .weight_slots = weight_slots,
-                                                .gradient_slots = between(1, 3),
-                                                .intermediate_slots = between(1, 3),
-                                                .host_gradient_ring = between(1, 3),
-                                                .activation_policy = policy,
-                                                .activations_on_host = on_host,
-                                                .optimizer_update = gradients == Gradients::immediate
-                                                                        ? OptimizerUpdate::immediate
-                                                                        : OptimizerUpdate::deferred};
+                ScheduleSettings settings{.num_blocks = 2 + between(1, 5),
+                                          .head_uses_embedding = tied,
+                                          .train = train,
+                                          .pending_update = gradients == Gradients::pending,
+                                          .fetch_lane = fetch_lane,
+                                          .weight_slots = weight_slots,
+                                          .gradient_slots = between(1, 3),
+                                          .intermediate_slots = between(1, 3),
+                                          .host_gradient_ring = between(1, 3),
+                                          .activation_policy = policy,
+                                          .activations_on_host = on_host,
+                                          .optimizer_update = gradients == Gradients::immediate
+                                                                  ? OptimizerUpdate::immediate
+                                                                  : OptimizerUpdate::deferred,
+                                          .device_update = {}};
+                if (gradients != Gradients::immediate) {
+                  settings.device_update =
+                      device_update_of(settings, static_cast<DeviceShare>(between(0, 3)), between);
+                  settings.load_resident = between(0, 1) == 1;
+                }
                 const Schedule schedule = build_schedule(settings, chunks, costs_of(settings));
                 function(settings, chunks, schedule);
                 if (::testing::Test::HasFailure()) return;  // one schedule is enough to read
@@ -133,7 +170,8 @@ TEST(Schedule, ConflictingAccessesAreOrderedUnderAnyTiming) {
 TEST(Schedule, EveryOperationFindsWhatItNeedsAndTheStepIsComplete) {
   for (const bool train : {true, false}) {
     for_each_schedule(train, [](const auto& settings, const auto& chunks, const Schedule& schedule) {
-      StepReplay replay(schedule, settings, chunks);
+      const std::vector<BlockCost> costs = costs_of(settings);
+      StepReplay replay(schedule, settings, chunks, costs);
       EXPECT_EQ(replay.run(), "") << describe(settings, chunks) << '\n' << schedule.to_text();
     });
   }
@@ -163,7 +201,8 @@ TEST(Schedule, EachBlocksWeightsAreFetchedOncePerPass) {
       const int layers = settings.num_blocks - 2;
       const int retained = std::min(layers, settings.weight_slots - 1);
       const int expected = settings.num_blocks + (settings.train ? layers - retained : 0);
-      StepReplay replay(schedule, settings, chunks);
+      const std::vector<BlockCost> costs = costs_of(settings);
+      StepReplay replay(schedule, settings, chunks, costs);
       replay.run();
       EXPECT_EQ(replay.num_fetches(), expected) << describe(settings, chunks);
     });
@@ -220,27 +259,158 @@ TEST(Schedule, WithTwoSlotsTheNextBlocksWeightsDoNotWaitForThisBlocksKernels) {
   }
 }
 
-TEST(Schedule, PendingUpdatesComeBeforeTheFetchAndWaitForNoKernel) {
+/// The last operation of each part of the block's update.
+std::vector<int> ends_of_update(const Schedule& schedule, int block) {
+  std::vector<int> ends = indices_of(schedule, OperationKind::update, block);
+  for (const OperationKind kind : {OperationKind::update_on_device, OperationKind::store_state}) {
+    for (const int index : indices_of(schedule, kind, block)) {
+      // State that lives on the device is updated in place.
+      const bool in_slot = schedule.operations[static_cast<std::size_t>(index)].update_slot >= 0;
+      if (kind == OperationKind::store_state || !in_slot) ends.push_back(index);
+    }
+  }
+  return ends;
+}
+
+TEST(Schedule, PendingUpdatesComeBeforeTheFetchAndRunBesideTheKernelsOfEarlierBlocks) {
   for_each_schedule(true, [](const auto& settings, const auto& chunks, const Schedule& schedule) {
     if (!settings.pending_update) return;
     const HappensBefore order(schedule);
-    int previous = -1;
+    const std::vector<BlockCost> costs = costs_of(settings);
+    std::map<Lane, int> previous;
     for (int block = 0; block < settings.num_blocks; ++block) {
-      const std::vector<int> updates = indices_of(schedule, OperationKind::update, block);
-      ASSERT_EQ(updates.size(), 1U) << describe(settings, chunks);
-      EXPECT_GT(updates[0], previous) << "updates out of block order: " << describe(settings, chunks);
-      previous = updates[0];
-      for (const int fetch : indices_of(schedule, OperationKind::fetch_weights, block)) {
-        EXPECT_TRUE(order.ordered(updates[0], fetch)) << describe(settings, chunks);
+      const std::int64_t elements = costs[static_cast<std::size_t>(block)].num_elements;
+      EXPECT_EQ(indices_of(schedule, OperationKind::update, block).size(),
+                settings.device_update.of(block) < elements ? 1U : 0U)
+          << describe(settings, chunks);
+      const std::vector<int> ends = ends_of_update(schedule, block);
+      ASSERT_FALSE(ends.empty()) << describe(settings, chunks);
+      for (const int end : ends) {
+        const Operation& operation = schedule.operations[static_cast<std::size_t>(end)];
+        EXPECT_GT(end + 1, previous[operation.lane])
+            << "updates out of block order: " << describe(settings, chunks);
+        previous[operation.lane] = end + 1;
+        for (const int fetch : indices_of(schedule, OperationKind::fetch_weights, block)) {
+          EXPECT_TRUE(order.ordered(end, fetch)) << describe(settings, chunks);
+        }
+        // The host's threads wait for no kernel.
+        if (operation.kind == OperationKind::update) {
+          const auto kernels = indices_of(schedule, computes_with_weights);
+          EXPECT_FALSE(order.ordered(kernels.front(), end)) << describe(settings, chunks);
+        }
+        if (block == 0 || settings.fetch_lane != Lane::h2d) continue;
+        const int earlier = indices_of(schedule, OperationKind::forward, block - 1).front();
+        EXPECT_FALSE(order.ordered(end, earlier) || order.ordered(earlier, end))
+            << to_string(schedule, end) << " and " << to_string(schedule, earlier)
+            << " wait for each other: " << describe(settings, chunks) << '\n'
+            << schedule.to_text();
       }
-      const auto kernels = indices_of(schedule, computes_with_weights);
-      EXPECT_FALSE(order.ordered(kernels.front(), updates[0])) << describe(settings, chunks);
-      // Earlier blocks compute while this one is updated.
-      if (block == 0 || settings.fetch_lane != Lane::h2d) continue;
-      EXPECT_FALSE(order.ordered(updates[0], indices_of(schedule, OperationKind::forward, block - 1).front()))
+    }
+  });
+}
+
+TEST(Schedule, PiecesOfTheDevicesShareAreEachLoadedUpdatedAndStoredOnce) {
+  int in_several_pieces = 0;
+  for_each_schedule(true, [&](const auto& settings, const auto& chunks, const Schedule& schedule) {
+    const DeviceUpdate& device = settings.device_update;
+    for (int block = 0; block < settings.num_blocks; ++block) {
+      const int pieces = settings.pending_update ? device.num_pieces(block) : 0;
+      if (pieces > 1) ++in_several_pieces;
+      for (const OperationKind kind :
+           {OperationKind::load_state, OperationKind::update_on_device, OperationKind::store_state}) {
+        int expected = pieces;
+        if (device.is_resident(block) && kind == OperationKind::load_state) expected = settings.load_resident;
+        if (device.is_resident(block) && kind == OperationKind::store_state) expected = 0;
+        int piece = 0;
+        for (const int index : indices_of(schedule, kind, block)) {
+          EXPECT_EQ(schedule.operations[static_cast<std::size_t>(index)].piece, piece++)
+              << describe(settings, chunks);
+        }
+        EXPECT_EQ(piece, expected) << name_of(kind) << ": " << describe(settings, chunks);
+      }
+      EXPECT_EQ(indices_of(schedule, OperationKind::keep_gradient, block).size(),
+                device.kept(block) > 0 || (block + 1 == settings.num_blocks && settings.head_uses_embedding &&
+                                           device.kept(0) > 0)
+                    ? 1U
+                    : 0U)
           << describe(settings, chunks);
     }
   });
+  EXPECT_GT(in_several_pieces, 300);
+}
+
+/// With s slots a piece arrives while the s − 1 before it are updated or leave, also within a block: in its
+/// lane it waits for its slot and for nothing else.
+TEST(Schedule, APieceOfStateWaitsForItsSlotAndForNothingElse) {
+  for_each_schedule(true, [](const auto& settings, const auto& chunks, const Schedule& schedule) {
+    const HappensBefore order(schedule);
+    const auto of_kind = [&](OperationKind kind) {
+      return indices_of(schedule, [&](const Operation& operation) {
+        return operation.kind == kind && (kind == OperationKind::update || operation.update_slot >= 0);
+      });
+    };
+    const std::vector<int> loads = of_kind(OperationKind::load_state);
+    const std::vector<int> updates = of_kind(OperationKind::update_on_device);
+    const std::vector<int> stores = of_kind(OperationKind::store_state);
+    const auto slots = static_cast<std::size_t>(settings.device_update.slots);
+    for (std::size_t k = 0; k < loads.size(); ++k) {
+      const Operation& load = schedule.operations[static_cast<std::size_t>(loads[k])];
+      if (k >= slots) {
+        EXPECT_TRUE(order.ordered(stores[k - slots], loads[k])) << describe(settings, chunks);
+      }
+      // What the lane has waited for already: its last operation, weights that it fetches among them.
+      const std::vector<int> before = indices_of(schedule, [&](const Operation& operation) {
+        return operation.lane == load.lane && &operation < &load;
+      });
+      const auto waits_itself = [&](int other) {
+        return order.ordered(other, loads[k]) && (before.empty() || !order.ordered(other, before.back()));
+      };
+      for (std::size_t other = k < slots ? 0 : k - slots + 1; other < k; ++other) {
+        EXPECT_FALSE(waits_itself(updates[other]))
+            << to_string(schedule, loads[k]) << " waits for " << to_string(schedule, updates[other]) << ": "
+            << describe(settings, chunks) << '\n'
+            << schedule.to_text();
+      }
+      // The host's updates go on beside it, and it beside them.
+      for (const int update : of_kind(OperationKind::update)) {
+        EXPECT_FALSE(waits_itself(update)) << describe(settings, chunks);
+        EXPECT_FALSE(order.ordered(loads[k], update)) << describe(settings, chunks);
+      }
+    }
+  });
+}
+
+/// Where weights and state cross the link on one lane, a fetch waits for the last stores of its block. Pieces
+/// of the next blocks go before it, as many as there are slots: more would have to wait for each other.
+TEST(Schedule, BeforeAFetchThePiecesOfTheNextBlocksFillTheSlotsAndNoMore) {
+  int full = 0;
+  for_each_schedule(true, [&](const auto& settings, const auto& chunks, const Schedule& schedule) {
+    const DeviceUpdate& device = settings.device_update;
+    if (settings.fetch_lane != Lane::h2d || !settings.pending_update || device.elements.empty()) return;
+    const auto streamed = [&](int block) { return device.is_resident(block) ? 0 : device.num_pieces(block); };
+    int total = 0;
+    for (int block = 0; block < settings.num_blocks; ++block) total += streamed(block);
+    int loaded = 0;
+    int needed = 0;
+    int next = 0;  // block that has not been fetched yet
+    for (const Operation& operation : schedule.operations) {
+      if (operation.kind == OperationKind::load_state && operation.update_slot >= 0) ++loaded;
+      if (operation.kind != OperationKind::fetch_weights || operation.block != next) continue;
+      needed += streamed(next++);
+      const int most = std::min(total, needed + device.slots);
+      EXPECT_LE(loaded, most) << "before the fetch of block " << operation.block << ": "
+                              << describe(settings, chunks) << '\n'
+                              << schedule.to_text();
+      // Blocks that live on the device have a piece each, too, that needs no slot.
+      if (next >= device.resident_blocks) {
+        EXPECT_EQ(loaded, most) << "before the fetch of block " << operation.block << ": "
+                                << describe(settings, chunks) << '\n'
+                                << schedule.to_text();
+      }
+      if (loaded == needed + device.slots) ++full;
+    }
+  });
+  EXPECT_GT(full, 100);
 }
 
 TEST(Schedule, WithTwoGradientSlotsTheNextBlocksBackwardDoesNotWaitForTheGradientToLeave) {
@@ -260,6 +430,7 @@ TEST(Schedule, WithTwoGradientSlotsTheNextBlocksBackwardDoesNotWaitForTheGradien
 /// check of races sees what it should see.
 TEST(Schedule, NoDependencyCanBeLeftOut) {
   int removed = 0;
+  int of_device_updates = 0;
   int count = 0;
   for_each_schedule(true, [&](const auto& settings, const auto& chunks, const Schedule& schedule) {
     if (count++ % 17 != 0) return;  // a sample; each schedule is checked once per dependency
@@ -269,6 +440,7 @@ TEST(Schedule, NoDependencyCanBeLeftOut) {
         std::erase(mutant.operations[i].dependencies, dependency);
         if (HappensBefore(mutant).ordered(dependency, static_cast<int>(i))) continue;
         ++removed;
+        if (schedule.operations[i].update_slot >= 0) ++of_device_updates;
         EXPECT_NE(find_race(mutant, settings), "")
             << to_string(schedule, static_cast<int>(i)) << " waits for " << to_string(schedule, dependency)
             << " for nothing: " << describe(settings, chunks) << '\n'
@@ -277,29 +449,54 @@ TEST(Schedule, NoDependencyCanBeLeftOut) {
     }
   });
   EXPECT_GT(removed, 1000);
+  EXPECT_GT(of_device_updates, 200);
 }
 
 TEST(Schedule, ReplayNoticesAStepWithoutOneOfItsOperations) {
   const ChunkPlan chunks = plan_of({24, 8}, 8);
-  const ScheduleSettings settings{.num_blocks = 5,
+  for (const DeviceShare share : {DeviceShare::none, DeviceShare::some, DeviceShare::all}) {
+    for (const bool gradients_on_device : {false, true}) {
+      // All is streamed, or the first blocks live on the device.
+      for (const int resident_blocks : {0, 2}) {
+        ScheduleSettings settings{.num_blocks = 5,
                                   .head_uses_embedding = true,
                                   .pending_update = true,
                                   .intermediate_slots = 1,
-                                  .activation_policy = ActivationPolicy::all};
-  const Schedule schedule = build_schedule(settings, chunks, costs_of(settings));
-  for (std::size_t i = 0; i < schedule.operations.size(); ++i) {
-    Schedule mutant = schedule;
-    mutant.operations.erase(mutant.operations.begin() + static_cast<std::ptrdiff_t>(i));
-    StepReplay replay(mutant, settings, chunks);
-    EXPECT_NE(replay.run(), "") << to_string(schedule, static_cast<int>(i));
+                                  .activation_policy = ActivationPolicy::all,
+                                  .device_update = {}};
+        settings.device_update =
+            device_update_of(settings, share, [](int low, int high) { return (low + high) / 2; });
+        settings.device_update.gradients_on_device = gradients_on_device;
+        if (share != DeviceShare::none && resident_blocks > 0) {
+          settings.device_update.resident_blocks = resident_blocks;
+          settings.device_update.elements[0] = 120;
+          settings.device_update.elements[1] = 128;
+          settings.load_resident = true;
+        }
+        const std::vector<BlockCost> costs = costs_of(settings);
+        const Schedule schedule = build_schedule(settings, chunks, costs);
+        for (std::size_t i = 0; i < schedule.operations.size(); ++i) {
+          Schedule mutant = schedule;
+          mutant.operations.erase(mutant.operations.begin() + static_cast<std::ptrdiff_t>(i));
+          StepReplay replay(mutant, settings, chunks, costs);
+          EXPECT_NE(replay.run(), "")
+              << to_string(schedule, static_cast<int>(i)) << ": " << describe(settings, chunks);
+        }
+      }
+    }
   }
 }
 
 TEST(Schedule, BytesAndFlopsAreThoseOfTheCosts) {
   for_each_schedule(true, [](const auto& settings, const auto& chunks, const Schedule& schedule) {
     const std::vector<BlockCost> costs = costs_of(settings);
+    const DeviceUpdate& device = settings.device_update;
     std::map<int, double> forward_flops;
-    std::map<int, std::int64_t> saved_bytes;
+    std::map<int, std::int64_t> saved_bytes, loaded_state, updated_state, stored_state;
+    const auto kept = [&](int block) {
+      const bool tied_head = settings.head_uses_embedding && block + 1 == settings.num_blocks;
+      return device.kept(block) + (tied_head ? device.kept(0) : 0);
+    };
     for (const Operation& operation : schedule.operations) {
       if (operation.block < 0) continue;
       const BlockCost& cost = costs[static_cast<std::size_t>(operation.block)];
@@ -309,10 +506,24 @@ TEST(Schedule, BytesAndFlopsAreThoseOfTheCosts) {
           break;
         case OperationKind::emit_gradient:
         case OperationKind::load_gradient:
-          EXPECT_EQ(operation.bytes, cost.gradient_bytes);
+          EXPECT_EQ(operation.bytes, cost.gradient_bytes - 4 * kept(operation.block))
+              << describe(settings, chunks);
+          break;
+        case OperationKind::keep_gradient:
+          EXPECT_EQ(operation.bytes, 4 * kept(operation.block)) << describe(settings, chunks);
           break;
         case OperationKind::update:
-          EXPECT_EQ(operation.bytes, cost.update_bytes);
+          EXPECT_EQ(operation.bytes, 28 * (cost.num_elements - device.of(operation.block)))
+              << describe(settings, chunks);
+          break;
+        case OperationKind::load_state:
+          loaded_state[operation.block] += operation.bytes;
+          break;
+        case OperationKind::update_on_device:
+          updated_state[operation.block] += operation.bytes;
+          break;
+        case OperationKind::store_state:
+          stored_state[operation.block] += operation.bytes;
           break;
         case OperationKind::forward:
           forward_flops[operation.block] += operation.flops;
@@ -323,6 +534,15 @@ TEST(Schedule, BytesAndFlopsAreThoseOfTheCosts) {
         default:
           break;
       }
+    }
+    for (int block = 0; block < settings.num_blocks; ++block) {
+      // hi, lo and two moments: 12 bytes an element each way; the gradient's 4 if it waits on the host.
+      const std::int64_t elements = settings.pending_update ? device.of(block) : 0;
+      const bool resident = device.is_resident(block);
+      EXPECT_EQ(loaded_state[block], resident ? (settings.load_resident ? 12 * device.of(block) : 0)
+                                              : (device.gradients_on_device ? 12 : 16) * elements);
+      EXPECT_EQ(updated_state[block], 28 * elements);
+      EXPECT_EQ(stored_state[block], resident ? 0 : 12 * elements);
     }
     // Causal pairs of whole rows, in however many chunks they go.
     double pairs = 0.0;
@@ -347,7 +567,7 @@ TEST(Schedule, BytesAndFlopsAreThoseOfTheCosts) {
 
 TEST(Schedule, RowsAreVisitedInTheSameOrderForwardAndBackwardAndChunksOfARowDescend) {
   const ChunkPlan chunks = plan_of({8, 24, 8}, 8);
-  const ScheduleSettings settings{.num_blocks = 3};
+  const ScheduleSettings settings{.num_blocks = 3, .device_update = {}};
   const Schedule schedule = build_schedule(settings, chunks, costs_of(settings));
   std::vector<int> forward, backward;
   for (const Operation& operation : schedule.operations) {
@@ -360,7 +580,7 @@ TEST(Schedule, RowsAreVisitedInTheSameOrderForwardAndBackwardAndChunksOfARowDesc
 }
 
 TEST(Schedule, UpdatesAloneAreOnePerBlockInOrder) {
-  const ScheduleSettings settings{.num_blocks = 6, .pending_update = true};
+  const ScheduleSettings settings{.num_blocks = 6, .pending_update = true, .device_update = {}};
   const Schedule schedule = build_update_schedule(settings, costs_of(settings));
   ASSERT_EQ(schedule.operations.size(), 6U);
   for (int block = 0; block < 6; ++block) {
@@ -368,14 +588,70 @@ TEST(Schedule, UpdatesAloneAreOnePerBlockInOrder) {
     EXPECT_EQ(operation.kind, OperationKind::update);
     EXPECT_EQ(operation.lane, Lane::host);
     EXPECT_EQ(operation.block, block);
-    EXPECT_EQ(operation.bytes, 3000 + block);
+    EXPECT_EQ(operation.bytes, 28 * (120 + 8 * block));
+  }
+}
+
+TEST(Schedule, UpdatesAloneAreAlsoTheDevices) {
+  ScheduleSettings settings{.num_blocks = 4, .pending_update = true, .device_update = {}};
+  // All of a block, the half of one in two pieces, nothing of one, one element of the last.
+  settings.device_update = {.elements = {120, 64, 0, 1}, .piece_elements = 40, .slots = 2};
+  const Schedule schedule = build_update_schedule(settings, costs_of(settings));
+  std::vector<std::string> operations;
+  for (const Operation& operation : schedule.operations) {
+    std::string text = fmt::format("{} {}", name_of(operation.kind), operation.block);
+    if (operation.piece >= 0) text += fmt::format(" {}@{}", operation.piece, operation.update_slot);
+    operations.push_back(text);
+  }
+  EXPECT_THAT(operations,
+              ::testing::ElementsAre("update 1", "update 2", "update 3",                                 //
+                                     "load_state 0 0@0", "update_on_device 0 0@0", "store_state 0 0@0",  //
+                                     "load_state 0 1@1", "update_on_device 0 1@1", "store_state 0 1@1",  //
+                                     "load_state 0 2@0", "update_on_device 0 2@0", "store_state 0 2@0",  //
+                                     "load_state 1 0@1", "update_on_device 1 0@1", "store_state 1 0@1",  //
+                                     "load_state 1 1@0", "update_on_device 1 1@0", "store_state 1 1@0",  //
+                                     "load_state 3 0@1", "update_on_device 3 0@1", "store_state 3 0@1"));
+  // A whole piece, and the rest of the share: 24 elements.
+  EXPECT_EQ(schedule.operations[12].bytes, 16 * 40);
+  EXPECT_EQ(schedule.operations[15].bytes, 16 * 24);
+}
+
+TEST(Schedule, UpdatesAloneAreOrderedUnderAnyTimingAndBringResidentStateToTheHost) {
+  std::uint64_t index = 0;
+  const auto between = [&](int low, int high) {
+    return low + static_cast<int>(uniform_at(6, 0, index++) * (high - low + 1));
+  };
+  for (int round = 0; round < 500; ++round) {
+    ScheduleSettings settings{.num_blocks = 2 + between(1, 5), .device_update = {}};
+    settings.pending_update = between(0, 1) == 1;
+    settings.load_resident = between(0, 1) == 1;
+    settings.device_update = device_update_of(settings, static_cast<DeviceShare>(between(1, 3)), between);
+    const Schedule schedule = build_update_schedule(settings, costs_of(settings));
+    const std::string description = describe(settings, {}) + '\n' + schedule.to_text();
+    EXPECT_EQ(find_race(schedule, settings), "") << description;
+    const HappensBefore order(schedule);
+    for (int block = 0; block < settings.device_update.resident_blocks; ++block) {
+      const auto of = [&](OperationKind kind) { return indices_of(schedule, kind, block); };
+      const auto loads = of(OperationKind::load_state);
+      const auto updates = of(OperationKind::update_on_device);
+      const auto stores = of(OperationKind::store_state);
+      EXPECT_EQ(loads.size(), settings.load_resident ? 1U : 0U) << description;
+      EXPECT_EQ(updates.size(), settings.pending_update ? 1U : 0U) << description;
+      ASSERT_EQ(stores.size(), 1U) << description;
+      for (const int load : loads) EXPECT_TRUE(order.ordered(load, stores[0])) << description;
+      for (const int update : updates) {
+        EXPECT_TRUE(order.ordered(update, stores[0])) << description;
+        for (const int load : loads) EXPECT_TRUE(order.ordered(load, update)) << description;
+      }
+    }
+    if (HasFailure()) return;
   }
 }
 
 TEST(Schedule, SettingsThatCannotWorkAreRefused) {
   const ChunkPlan chunks = plan_of({8}, 8);
   const auto build = [&](const std::function<void(ScheduleSettings&)>& change) {
-    ScheduleSettings settings{.num_blocks = 4};
+    ScheduleSettings settings{.num_blocks = 4, .device_update = {}};
     std::vector<BlockCost> costs = costs_of(settings);
     change(settings);
     build_schedule(settings, chunks, costs);
@@ -387,11 +663,38 @@ TEST(Schedule, SettingsThatCannotWorkAreRefused) {
   EXPECT_THROW(build([](ScheduleSettings& settings) { settings.num_blocks = 5; }),
                ContractError);  // four costs
   EXPECT_THROW(build([](ScheduleSettings& settings) { settings.num_blocks = 2; }), ContractError);
+  const auto build_with = [&](const DeviceUpdate& device,
+                              OptimizerUpdate update = OptimizerUpdate::deferred) {
+    build([&](ScheduleSettings& settings) {
+      settings.device_update = device;
+      settings.optimizer_update = update;
+    });
+  };
+  const DeviceUpdate good{.elements = {120, 0, 1, 144}, .piece_elements = 1, .slots = 1};
+  EXPECT_NO_THROW(build_with(good));
+  EXPECT_THROW(build_with(good, OptimizerUpdate::immediate), ContractError);
+  DeviceUpdate bad = good;
+  bad.slots = 0;
+  EXPECT_THROW(build_with(bad), ContractError);
+  bad = good;
+  bad.piece_elements = 0;
+  EXPECT_THROW(build_with(bad), ContractError);
+  bad = good;
+  bad.elements = {120, 0, 1};  // four blocks
+  EXPECT_THROW(build_with(bad), ContractError);
+  bad.elements = {120, 0, 1, 145};  // the last block has 144
+  EXPECT_THROW(build_with(bad), ContractError);
+  bad.elements = {119, 0, 1, 144};  // a block lives on the device whole or not at all
+  bad.resident_blocks = 1;
+  EXPECT_THROW(build_with(bad), ContractError);
+  EXPECT_NO_THROW(
+      build_with({.elements = {120, 0, 0, 0}, .piece_elements = 1, .slots = 0, .resident_blocks = 1}));
 }
 
 TEST(Schedule, TextHasALineForEachOperationWithItsPlaceAndWaits) {
   const ChunkPlan chunks = plan_of({16}, 8);
-  const ScheduleSettings settings{.num_blocks = 3, .activation_policy = ActivationPolicy::all};
+  const ScheduleSettings settings{
+      .num_blocks = 3, .activation_policy = ActivationPolicy::all, .device_update = {}};
   const Schedule schedule = build_schedule(settings, chunks, costs_of(settings));
   const std::string text = schedule.to_text();
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'),

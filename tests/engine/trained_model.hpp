@@ -1,7 +1,10 @@
 #pragma once
 
 #include <cmath>
+#include <functional>
+#include <ostream>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -24,11 +27,36 @@ inline std::vector<float> values_of(const ParameterStore& store, int block, cons
   return values;
 }
 
+/// Who updates, and when.
+struct UpdateMode {
+  std::string name;
+  std::function<void(RunConfig&)> turn;
+};
+
+inline void PrintTo(const UpdateMode& mode, std::ostream* stream) {
+  *stream << mode.name;
+}
+
+inline std::vector<UpdateMode> update_modes() {
+  return {{"deferred", [](RunConfig& run) { run.optimizer_device_share = 0.0; }},
+          {"immediate", [](RunConfig& run) { run.optimizer_update = OptimizerUpdate::immediate; }},
+          {"deferred_by_both", [](RunConfig& run) { run.optimizer_device_share = 0.5; }},
+          {"deferred_with_resident_blocks",
+           [](RunConfig& run) {
+             run.resident_blocks = 3;
+             run.optimizer_device_share = 0.5;
+           }},
+          {"deferred_by_the_device", [](RunConfig& run) {
+             run.optimizer_device_share = 1.0;
+             run.gradients_on_host = false;
+           }}};
+}
+
 /// An engine with weights from a fixed seed.
 class TrainedModel {
  public:
   TrainedModel(const ModelSpec& spec, const RunConfig& run)
-      : engine(spec, run, EngineMode::train, device_, {.poison = true}) {
+      : engine(spec, run, EngineMode::train, *device_, {.poison = true}) {
     engine.parameters().initialize(11, spec.initializer_range, engine.pool());
   }
 
@@ -59,7 +87,7 @@ class TrainedModel {
   }
 
  private:
-  SimulatedDevice device_{std::size_t{1} << 30};
+  std::unique_ptr<Device> device_ = make_test_device(std::size_t{1} << 30);
 
  public:
   Engine engine;

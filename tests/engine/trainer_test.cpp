@@ -133,9 +133,9 @@ TEST_F(Run, SevenRowsAtAccumulationFourAreTwoCorrectSteps) {
   RunConfig by_hand = config;
   by_hand.per_device_train_batch_size = 4;
   by_hand.gradient_accumulation_steps = 1;
-  SimulatedDevice device(std::size_t{1} << 30);
+  const std::unique_ptr<Device> device = make_test_device(std::size_t{1} << 30);
   const ModelSpec spec = load_hf_config(config.config_name);
-  Engine engine(spec, by_hand, EngineMode::train, device);
+  Engine engine(spec, by_hand, EngineMode::train, *device);
   engine.parameters().initialize(config.seed, spec.initializer_range, engine.pool());
   io::DataOrder order(7, 4, config.seed);
   std::multiset<std::int64_t> visited;
@@ -248,12 +248,12 @@ TEST_F(Run, PlainTextForAModelWithATokenizerOfItsOwnIsWarnedAbout) {
 
 TEST_F(Run, AStopWhileReadingDataOrLoadingWeightsIsHonoured) {
   const RunConfig config = files_.config();
-  SimulatedDevice device(std::size_t{1} << 30);
+  const std::unique_ptr<Device> device = make_test_device(std::size_t{1} << 30);
   std::ostringstream lines;
   StopRequest stop;
   stop.request(SIGUSR1);
   EXPECT_THAT(message_of<Interrupted>(
-                  [&] { Trainer trainer({.run = config, .origins = {}}, device, stop, Log(lines)); }),
+                  [&] { Trainer trainer({.run = config, .origins = {}}, *device, stop, Log(lines)); }),
               HasSubstr("stopped by SIGUSR1 while reading the training data"));
   EXPECT_FALSE(fs::exists(config.output_dir));
 }

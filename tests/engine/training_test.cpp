@@ -169,23 +169,43 @@ TEST(FullPrecision, UpdatesTooSmallForBf16WeightsMoveTheMasterAndTheModelLearns)
   EXPECT_LT(last_loss, first_loss - 0.01);
 }
 
+// --- state that lives on the device ---
+
+/// Else the next step would take the host's older copy for what counts.
+TEST(ResidentState, OfTheHostIsNotHandedOutWhileTheDeviceHasANewerOne) {
+  const ModelSpec spec = tiny_spec(true);
+  RunConfig run = tiny_run();
+  run.resident_blocks = 2;
+  TrainedModel model(spec, run);
+  const auto rows = random_rows(8, run.cutoff_len, spec.vocab_size, 1);
+  model.engine.train_step(rows, step_settings(run, 1));
+  EXPECT_NO_THROW(model.engine.parameters()) << "the first update still waits";
+  model.engine.train_step(rows, step_settings(run, 2));
+  EXPECT_THROW(model.engine.parameters(), ContractError);
+  model.engine.apply_pending();
+  const auto after = slab_bytes(model.engine.parameters());
+
+  TrainedModel straight(spec, run);
+  straight.engine.train_step(rows, step_settings(run, 1));
+  straight.engine.train_step(rows, step_settings(run, 2));
+  straight.engine.apply_pending();
+  EXPECT_TRUE(slab_bytes(straight.engine.parameters()) == after);
+}
+
 // --- 14: no target ---
 
-class EveryUpdateMode : public ::testing::TestWithParam<OptimizerUpdate> {
+class EveryUpdateMode : public ::testing::TestWithParam<UpdateMode> {
  protected:
   EveryUpdateMode() {
-    run_.optimizer_update = GetParam();
     run_.max_grad_norm = 0.0;
+    GetParam().turn(run_);
   }
   ModelSpec spec_ = tiny_spec(false);
   RunConfig run_ = tiny_run();
 };
 
-INSTANTIATE_TEST_SUITE_P(Modes, EveryUpdateMode,
-                         ::testing::Values(OptimizerUpdate::deferred, OptimizerUpdate::immediate),
-                         [](const auto& info) {
-                           return info.param == OptimizerUpdate::deferred ? "deferred" : "immediate";
-                         });
+INSTANTIATE_TEST_SUITE_P(Modes, EveryUpdateMode, ::testing::ValuesIn(update_modes()),
+                         [](const auto& info) { return info.param.name; });
 
 TEST_P(EveryUpdateMode, AStepWithoutTargetsChangesNothing) {
   TrainedModel with(spec_, run_);

@@ -16,6 +16,7 @@
 #include "model/decoder.hpp"
 #include "model/layout.hpp"
 #include "tests/support/random_tensor.hpp"
+#include "tests/support/shared_libraries.hpp"
 
 namespace layerstream::test {
 
@@ -98,9 +99,8 @@ class DecoderHarness {
     for (const Chunk& chunk : plan_.chunks) longest_chunk_ = std::max(longest_chunk_, chunk.num_tokens);
     for (const ChunkGroup& group : plan_.groups) longest_group_ = std::max(longest_group_, group.num_tokens);
     // Of exactly the promised size.
-    workspace_.emplace(
-        DType::u8,
-        Shape{static_cast<std::int64_t>(decoder_workspace(layer.spec, longest_chunk_, DType::f64))});
+    workspace_.emplace(DType::u8, Shape{static_cast<std::int64_t>(decoder_workspace(
+                                      layer.spec, longest_chunk_, plan_.num_tokens(), DType::f64, true))});
     for (std::int64_t t = 0; t < plan_.num_tokens(); ++t) {
       positions_.set(t, plan_.positions[static_cast<std::size_t>(t)]);
     }
@@ -138,6 +138,7 @@ class DecoderHarness {
           const Chunk& chunk = pass.chunk;
           for (const TensorView& whole : {pass.group.dkey, pass.group.dvalue}) {
             const TensorView own = whole.rows(chunk.offset_in_group, chunk.num_tokens);
+            wait_for_device();
             std::fill_n(own.as<double>(), own.numel(), 0.0);
           }
         });
@@ -259,7 +260,8 @@ class DecoderHarness {
                                        .dquery_key_value = head_rows(scratch.dquery_key_value)}};
     function(ops::Context{.stream = StreamView::host(),
                           .workspace = workspace_->view().data(),
-                          .workspace_bytes = workspace_->bytes()},
+                          .workspace_bytes = workspace_->bytes(),
+                          .libraries = shared_libraries()},
              pass);
   }
 

@@ -8,6 +8,7 @@
 #include "model/head.hpp"
 #include "tests/support/finite_difference.hpp"
 #include "tests/support/random_tensor.hpp"
+#include "tests/support/shared_libraries.hpp"
 
 namespace layerstream::test {
 namespace {
@@ -53,7 +54,8 @@ struct TileBuffers {
   ops::Context context() {
     return {.stream = StreamView::host(),
             .workspace = workspace.view().data(),
-            .workspace_bytes = workspace.bytes()};
+            .workspace_bytes = workspace.bytes(),
+            .libraries = shared_libraries()};
   }
 
   OwnedTensor normed, dnormed, logits, dlogits, nll, workspace;
@@ -72,25 +74,26 @@ void with_pass(const Inputs& inputs, std::int64_t tile, const Function& function
 }
 
 double loss_of(const Inputs& inputs, std::int64_t tile) {
-  double nll_sum = 0.0;
-  with_pass(inputs, tile,
-            [&](const ops::Context& context, const HeadPass& pass) { head_loss(context, pass, &nll_sum); });
-  return nll_sum;
+  OwnedTensor nll_sum = constant_tensor(DType::f64, {1}, 0.0);
+  with_pass(inputs, tile, [&](const ops::Context& context, const HeadPass& pass) {
+    head_loss(context, pass, nll_sum.view().as<double>());
+  });
+  return nll_sum[0];
 }
 
 struct HeadResult {
-  double nll_sum;
+  OwnedTensor nll_sum;  // (1)
   OwnedTensor dx, dnorm, dmatrix;
 };
 
 /// The gradient of scale · nll_sum.
 HeadResult gradient_of(const Inputs& inputs, std::int64_t tile, double scale) {
-  HeadResult result{0.0, OwnedTensor(DType::f64, inputs.x.shape()),
+  HeadResult result{constant_tensor(DType::f64, {1}, 0.0), OwnedTensor(DType::f64, inputs.x.shape()),
                     constant_tensor(DType::f64, inputs.norm.shape(), 0.0),
                     constant_tensor(DType::f64, inputs.matrix.shape(), 0.0)};
   with_pass(inputs, tile, [&](const ops::Context& context, const HeadPass& pass) {
     head_loss_and_gradient(context, pass, scale, result.dx, {.norm = result.dnorm, .matrix = result.dmatrix},
-                           &result.nll_sum);
+                           result.nll_sum.view().as<double>());
   });
   return result;
 }
@@ -111,11 +114,11 @@ TEST(Head, TilesOfAnySizeGiveTheSameLossAndGradient) {
   for (const std::int64_t tile : {1, 3, 4, 12, 20}) {
     SCOPED_TRACE(fmt::format("tiles of {}", tile));
     const HeadResult tiled = gradient_of(inputs, tile, 0.125);
-    EXPECT_NEAR(tiled.nll_sum, whole.nll_sum, tolerance * whole.nll_sum);
+    EXPECT_NEAR(tiled.nll_sum[0], whole.nll_sum[0], tolerance * whole.nll_sum[0]);
     expect_close(tiled.dx, whole.dx, tolerance);
     expect_close(tiled.dnorm, whole.dnorm, tolerance);
     expect_close(tiled.dmatrix, whole.dmatrix, tolerance);
-    EXPECT_EQ(loss_of(inputs, tile), tiled.nll_sum);
+    EXPECT_EQ(loss_of(inputs, tile), tiled.nll_sum[0]);
   }
 }
 
@@ -137,12 +140,12 @@ TEST(Head, GradientsAndLossAreAddedToWhatIsThere) {
   HeadResult twice = gradient_of(inputs, 5, 1.0);
   with_pass(inputs, 5, [&](const ops::Context& context, const HeadPass& pass) {
     head_loss_and_gradient(context, pass, 1.0, twice.dx, {.norm = twice.dnorm, .matrix = twice.dmatrix},
-                           &twice.nll_sum);
+                           twice.nll_sum.view().as<double>());
   });
   const auto doubled = [](const OwnedTensor& tensor) {
     return tensor.mapped(DType::f64, [](double value) { return 2.0 * value; });
   };
-  EXPECT_NEAR(twice.nll_sum, 2.0 * once.nll_sum, 1e-12 * once.nll_sum);
+  EXPECT_NEAR(twice.nll_sum[0], 2.0 * once.nll_sum[0], 1e-12 * once.nll_sum[0]);
   expect_close(twice.dnorm, doubled(once.dnorm), 1e-12);
   expect_close(twice.dmatrix, doubled(once.dmatrix), 1e-12);
   EXPECT_TRUE(twice.dx.same_bits(once.dx));  // written, not added to
@@ -153,9 +156,10 @@ TEST(Head, InputGradientMayReplaceTheInput) {
   const HeadResult apart = gradient_of(inputs, 4, 1.0);
   OwnedTensor dnorm = constant_tensor(DType::f64, inputs.norm.shape(), 0.0);
   OwnedTensor dmatrix = constant_tensor(DType::f64, inputs.matrix.shape(), 0.0);
-  double nll_sum = 0.0;
+  OwnedTensor nll_sum = constant_tensor(DType::f64, {1}, 0.0);
   with_pass(inputs, 4, [&](const ops::Context& context, const HeadPass& pass) {
-    head_loss_and_gradient(context, pass, 1.0, inputs.x, {.norm = dnorm, .matrix = dmatrix}, &nll_sum);
+    head_loss_and_gradient(context, pass, 1.0, inputs.x, {.norm = dnorm, .matrix = dmatrix},
+                           nll_sum.view().as<double>());
   });
   EXPECT_TRUE(inputs.x.same_bits(apart.dx));
   EXPECT_TRUE(dnorm.same_bits(apart.dnorm));

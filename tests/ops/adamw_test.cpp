@@ -12,6 +12,7 @@
 
 #include "core/error.hpp"
 #include "core/random.hpp"
+#include "tests/ops/ops_test.hpp"
 
 namespace layerstream::ops {
 namespace {
@@ -219,6 +220,95 @@ TEST(AdamW, RefusesAnUnknownInstructionSetAndAStepBeforeTheFirst) {
   EXPECT_THROW(adamw_host({nullptr, nullptr, nullptr, nullptr, nullptr, -1}, adamw_scalars(usual)),
                ContractError);
   EXPECT_THROW(adamw_scalars({.step = 0}), ContractError);
+}
+
+/// Copies of a state's arrays that a device can work on.
+class OnDevice {
+ public:
+  explicit OnDevice(const State& state)
+      : hi_(copy(state.hi, DType::bf16)),
+        lo_(copy(state.lo, DType::i16)),
+        exp_avg_(copy(state.exp_avg, DType::f32)),
+        exp_avg_sq_(copy(state.exp_avg_sq, DType::f32)),
+        gradient_(copy(state.gradient, DType::f32)) {}
+
+  AdamWSlice slice(std::int64_t begin, std::int64_t n) {
+    return {hi_.view().as<bf16>() + begin,        lo_.view().as<std::int16_t>() + begin,
+            exp_avg_.view().as<float>() + begin,  exp_avg_sq_.view().as<float>() + begin,
+            gradient_.view().as<float>() + begin, n};
+  }
+  State state() const {
+    State result(static_cast<std::size_t>(hi_.numel()));
+    std::copy_n(hi_.as<bf16>(), result.size(), result.hi.begin());
+    std::copy_n(lo_.as<std::int16_t>(), result.size(), result.lo.begin());
+    std::copy_n(exp_avg_.as<float>(), result.size(), result.exp_avg.begin());
+    std::copy_n(exp_avg_sq_.as<float>(), result.size(), result.exp_avg_sq.begin());
+    std::copy_n(gradient_.as<float>(), result.size(), result.gradient.begin());
+    return result;
+  }
+
+ private:
+  template <class T>
+  static test::OwnedTensor copy(const std::vector<T>& values, DType dtype) {
+    test::OwnedTensor tensor(dtype, {static_cast<std::int64_t>(values.size())});
+    std::copy(values.begin(), values.end(), tensor.as<T>());
+    return tensor;
+  }
+
+  test::OwnedTensor hi_, lo_, exp_avg_, exp_avg_sq_, gradient_;
+};
+
+constexpr AdamWSettings not_decayed{.learning_rate = 1e-3, .gradient_scale = 0.7, .step = 3};
+
+/// Runs adamw_device and, on the two parts of the slice, adamw_reference; the number of elements that differ.
+std::size_t device_differences(State state, std::size_t begin, std::size_t n, std::size_t num_matrix,
+                               bool any_nan = false) {
+  OnDevice device(state);
+  for (int step = 0; step < (any_nan ? 1 : 3); ++step) {
+    adamw_device(test::no_workspace(),
+                 device.slice(static_cast<std::int64_t>(begin), static_cast<std::int64_t>(n)),
+                 static_cast<std::int64_t>(num_matrix), adamw_scalars(usual), adamw_scalars(not_decayed));
+    adamw_reference(state.slice(begin, num_matrix), adamw_scalars(usual));
+    adamw_reference(state.slice(begin + num_matrix, n - num_matrix), adamw_scalars(not_decayed));
+  }
+  return differences(device.state(), state, any_nan);
+}
+
+TEST(AdamWDevice, EqualsTheReferenceBitForBitWhereverTheMatricesEnd) {
+  const State state = typical_state(10007);
+  for (const std::size_t num_matrix : {0, 1, 8, 4099, 10006, 10007}) {
+    EXPECT_EQ(device_differences(state, 0, state.size(), num_matrix), 0u) << num_matrix;
+  }
+}
+
+TEST(AdamWDevice, EqualsTheReferenceForEveryLengthAndAlignmentAndTouchesNothingBeyond) {
+  for (std::size_t n = 0; n <= 40; ++n) {
+    for (const std::size_t begin : {0, 1, 8}) {
+      ASSERT_EQ(device_differences(typical_state(n + 16), begin, n, n / 2), 0u) << n << " from " << begin;
+    }
+  }
+}
+
+TEST(AdamWDevice, EqualsTheReferenceForArbitraryBitsUpToTheKindOfNan) {
+  // Also every kind of subnormal, infinity and zero.
+  EXPECT_EQ(device_differences(random_bits(100003), 0, 100003, 50001, true), 0u);
+  State extremes(1 << 16);
+  for (std::size_t i = 0; i < extremes.size(); ++i) {
+    const auto word = philox(7, i, 0);
+    const auto tiny = [](std::uint32_t bits) { return std::bit_cast<float>(bits & 0x80ffffffu); };
+    extremes.set_weight(i, tiny(word[0]));
+    extremes.exp_avg[i] = tiny(word[1]);
+    extremes.exp_avg_sq[i] = std::fabs(tiny(word[2]));
+    extremes.gradient[i] = tiny(word[3]);
+  }
+  EXPECT_EQ(device_differences(extremes, 0, extremes.size(), extremes.size() / 2), 0u);
+}
+
+TEST(AdamWDevice, RefusesMoreMatrixElementsThanThereAre) {
+  OnDevice device(typical_state(16));
+  const AdamWScalars scalars = adamw_scalars(usual);
+  EXPECT_THROW(adamw_device(test::no_workspace(), device.slice(0, 16), 17, scalars, scalars), ContractError);
+  EXPECT_THROW(adamw_device(test::no_workspace(), device.slice(0, 16), -1, scalars, scalars), ContractError);
 }
 
 /// Loshchilov & Hutter (2019), algorithm 2, in FP64 throughout.

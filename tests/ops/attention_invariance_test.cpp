@@ -25,7 +25,7 @@ struct Rows {
 
 void forward(const AttentionCase& c, AttentionTensors& t, const Rows& rows,
              std::span<const AttentionSegment> segments) {
-  Scratch scratch(ops::attention_workspace(c.heads, c.key_heads, c.head_dim, t.q.dtype()));
+  Scratch scratch(ops::attention_workspace(c.limits(t.q.dtype())));
   const auto queries = [&](const OwnedTensor& tensor) {
     return tensor.view().rows(rows.first_query, rows.num_queries);
   };
@@ -41,7 +41,7 @@ void forward(const AttentionCase& c, AttentionTensors& t, const Rows& rows,
 
 void backward(const AttentionCase& c, AttentionTensors& t, const Rows& rows,
               std::span<const AttentionSegment> segments) {
-  Scratch scratch(ops::attention_workspace(c.heads, c.key_heads, c.head_dim, t.q.dtype()));
+  Scratch scratch(ops::attention_workspace(c.limits(t.q.dtype())));
   const auto queries = [&](const OwnedTensor& tensor) {
     return tensor.view().rows(rows.first_query, rows.num_queries);
   };
@@ -149,7 +149,7 @@ TEST(SharedKeys, AreAddedToInTheOrderOfSegments) {
   EXPECT_TRUE(together.dv.same_bits(in_turn.dv));
 }
 
-TEST(AttentionWorkspace, IsTheSameForEveryLengthAndIsEnough) {
+TEST(AttentionWorkspace, IsEnoughForEveryLength) {
   // Scratch is exactly as large as asked for, so the address sanitizer sees a write past it.
   for (const std::int64_t length : {1, 64, 1000}) {
     const AttentionCase c{"", 2, 1, 8, length, length, {{0, length, 0, length}}};
@@ -181,6 +181,9 @@ class SparseTensor {
 };
 
 TEST(Attention, ReachesKeysBeyondTheRangeOf32BitIndices) {
+  if (ops::attention_rounds_products(64, DType::bf16)) {
+    GTEST_SKIP() << "the device does not see memory that the host has only reserved";
+  }
   const AttentionCase c{"", 2, 1, 64, 5, 30, {{0, 5, 0, 30}}};
   AttentionTensors near(c, DType::bf16);
   both(c, near);
@@ -194,7 +197,7 @@ TEST(Attention, ReachesKeysBeyondTheRangeOf32BitIndices) {
   std::memcpy(last(v).data(), near.v.view().data(), near.v.bytes());
   AttentionTensors far(c, DType::bf16);
   const std::array segments{AttentionSegment{0, 5, first, 30}};
-  Scratch scratch(ops::attention_workspace(2, 1, 64, DType::bf16));
+  Scratch scratch(ops::attention_workspace({2, 1, 64, DType::bf16, c.num_queries, first + c.num_keys}));
   ops::attention_forward(scratch, {far.o, far.lse, far.q, k.view(), v.view()}, segments, c.settings());
   ops::attention_backward(scratch,
                           {.dq = far.dq,

@@ -19,7 +19,12 @@ struct AttentionCase {
   std::int64_t window = 0;
 
   double scale() const { return 1.0 / std::sqrt(static_cast<double>(head_dim)); }
-  ops::AttentionSettings settings() const { return {scale(), window}; }
+  ops::AttentionSettings settings(bool deterministic = true) const {
+    return {scale(), window, deterministic};
+  }
+  ops::AttentionLimits limits(DType compute, bool deterministic = true) const {
+    return {heads, key_heads, head_dim, compute, num_queries, num_keys, window, deterministic};
+  }
   Shape query_shape() const { return {num_queries, heads, head_dim}; }
   Shape key_shape() const { return {num_keys, key_heads, head_dim}; }
 };

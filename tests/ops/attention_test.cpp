@@ -13,7 +13,7 @@ namespace {
 using ops::AttentionSegment;
 
 Scratch workspace_of(const AttentionCase& c, DType dtype) {
-  return Scratch(ops::attention_workspace(c.heads, c.key_heads, c.head_dim, dtype));
+  return Scratch(ops::attention_workspace(c.limits(dtype)));
 }
 
 void forward(const AttentionCase& c, AttentionTensors& t) {
@@ -21,10 +21,10 @@ void forward(const AttentionCase& c, AttentionTensors& t) {
   ops::attention_forward(scratch, {t.o, t.lse, t.q, t.k, t.v}, c.segments, c.settings());
 }
 
-void backward(const AttentionCase& c, AttentionTensors& t) {
-  Scratch scratch = workspace_of(c, t.q.dtype());
+void backward(const AttentionCase& c, AttentionTensors& t, bool deterministic = true) {
+  Scratch scratch(ops::attention_workspace(c.limits(t.q.dtype(), deterministic)));
   ops::attention_backward(scratch, {t.dq, t.dk, t.dv, t.dout, t.q, t.k, t.v, t.o, t.lse}, c.segments,
-                          c.settings());
+                          c.settings(deterministic));
 }
 
 // Tiles are 64 queries by 256 keys: the cases sit on, beside and across their edges.
@@ -58,12 +58,59 @@ const std::vector<AttentionCase> cases = {
     {"segments that share keys", 4, 2, 8, 120, 300, {{0, 50, 0, 180}, {50, 70, 0, 250}}},
 };
 
+// What cuDNN computes in a CUDA build: every way in which a call is cut (detail/attention_calls.hpp).
+const std::vector<AttentionCase> fused_cases = {
+    {"uniform rows", 7, 1, 128, 768, 768, {{0, 256, 0, 256}, {256, 256, 256, 256}, {512, 256, 512, 256}}},
+    {"uniform rows under a window", 4, 4, 64, 256, 256, {{0, 128, 0, 128}, {128, 128, 128, 128}}, 33},
+    {"rows of a head size between powers of two", 4, 2, 80, 384, 384, {{0, 384, 0, 384}}},
+    {"documents of three buckets",
+     7,
+     1,
+     128,
+     884,
+     884,
+     {{0, 300, 0, 300},
+      {300, 5, 300, 5},
+      {305, 129, 305, 129},
+      {434, 1, 434, 1},
+      {435, 64, 435, 64},
+      {499, 257, 499, 257},
+      {756, 128, 756, 128}}},
+    {"documents on both sides of a window", 4, 2, 96, 310, 310, {{0, 30, 0, 30}, {30, 280, 30, 280}}, 50},
+    {"chunk late in a row, whole tiles", 7, 1, 128, 256, 1024, {{0, 256, 0, 1024}}},
+    {"chunk late in a row, odd extents", 4, 2, 64, 200, 777, {{0, 200, 0, 777}}},
+    {"chunk of packed documents, the first from earlier",
+     4,
+     2,
+     40,
+     300,
+     700,
+     {{0, 90, 120, 370}, {90, 150, 490, 150}, {240, 60, 640, 60}}},
+    {"chunk late in a row under a window", 4, 2, 64, 200, 900, {{0, 200, 0, 900}}, 300},
+};
+
+AttentionCase many_documents() {
+  AttentionCase c{"more documents than a call takes", 4, 2, 16, 0, 0, {}};
+  for (std::int64_t i = 0; i < 300; ++i) {
+    const std::int64_t tokens = 1 + i % 7;
+    c.segments.push_back({c.num_queries, tokens, c.num_queries, tokens});
+    c.num_queries += tokens;
+  }
+  c.num_keys = c.num_queries;
+  return c;
+}
+
+/// So many heads that a tile of the deterministic backward pass is 256 by 256.
+const AttentionCase tiled_case{"tiles", 2048, 1024, 8, 20, 330, {{0, 20, 0, 330}}};
+
 struct Accuracy {
   AttentionCase problem;
   DType dtype;
+  bool deterministic = true;
 };
 void PrintTo(const Accuracy& accuracy, std::ostream* out) {
-  *out << accuracy.problem.name << ", " << name_of(accuracy.dtype);
+  *out << accuracy.problem.name << ", " << name_of(accuracy.dtype)
+       << (accuracy.deterministic ? "" : ", not deterministic");
 }
 
 class AttentionAccuracy : public ::testing::TestWithParam<Accuracy> {
@@ -75,6 +122,8 @@ class AttentionAccuracy : public ::testing::TestWithParam<Accuracy> {
   double arithmetic() const { return dtype == DType::f64 ? 2.0 * 0x1p-53 : fp32_roundoff; }
   /// Roundoff of a result on its way into memory, past that of the arithmetic.
   double storage() const { return dtype == DType::bf16 ? bf16_roundoff : 0.0; }
+  /// Roundoff of P and dS before the products with v, k, q and dout.
+  double inner() const { return ops::attention_rounds_products(c.head_dim, dtype) ? bf16_roundoff : 0.0; }
   OwnedTensor exact(const OwnedTensor& tensor) const { return tensor.to(DType::f64); }
 };
 
@@ -93,7 +142,8 @@ TEST_P(AttentionAccuracy, ForwardIsTheSumOverVisibleKeys) {
   const double argument = (d + 3.0) * reference.largest_score;
   const double roundings = 2.0 * (argument + 3.0) + 2.0 * n + 8.0;
   expect_within(t.o, reference.o, [&](std::int64_t i) {
-    return arithmetic() * roundings * reference.o_magnitude[i] + storage() * std::fabs(reference.o[i]);
+    return (arithmetic() * roundings + inner()) * reference.o_magnitude[i] +
+           storage() * std::fabs(reference.o[i]);
   });
   expect_within(t.lse, reference.lse, [&](std::int64_t) { return arithmetic() * (argument + n + 8.0); });
 }
@@ -109,7 +159,7 @@ TEST_P(AttentionAccuracy, BackwardIsTheSumOverVisiblePairsAddedToWhatWasThere) {
   const OwnedTensor dv_before = normal_tensor(accumulator_of(dtype), c.key_shape(), 9);
   t.dk = OwnedTensor(dk_before);
   t.dv = OwnedTensor(dv_before);
-  backward(c, t);
+  backward(c, t, GetParam().deterministic);
 
   // p as in forward with lse in place of the total; dout · v and D, (d + 1) each; sums over keys, or over
   // the queries and heads that see a key, onto what was there.
@@ -117,8 +167,11 @@ TEST_P(AttentionAccuracy, BackwardIsTheSumOverVisiblePairsAddedToWhatWasThere) {
   const double pair = (d + 3.0) * reference.largest_score + 3.0 + d + 4.0;
   const double over_keys = static_cast<double>(reference.most_summands) + 2.0;
   const double over_queries = static_cast<double>(c.num_queries * (c.heads / c.key_heads)) + 2.0;
+  // dS, which has a rounded P in it, and a part of dq that is rounded before it is added; dS or P, and the
+  // part of each query head and that of the group before they are added.
+  const double products = 4.0 * inner();
   expect_within(t.dq, reference.dq, [&](std::int64_t i) {
-    return arithmetic() * (pair + over_keys) * reference.dq_magnitude[i] +
+    return (arithmetic() * (pair + over_keys) + products) * reference.dq_magnitude[i] +
            storage() * std::fabs(reference.dq[i]);
   });
   const auto expect_added = [&](const OwnedTensor& after, const OwnedTensor& before, const OwnedTensor& sum,
@@ -131,7 +184,8 @@ TEST_P(AttentionAccuracy, BackwardIsTheSumOverVisiblePairsAddedToWhatWasThere) {
     OwnedTensor expected = exact(before);
     for (std::int64_t i = 0; i < sum.numel(); ++i) expected.set(i, before[i] + sum[i]);
     expect_within(after, expected, [&](std::int64_t i) {
-      return arithmetic() * ((pair + over_queries) * magnitude[i] + over_queries * std::fabs(before[i]));
+      return arithmetic() * ((pair + over_queries) * magnitude[i] + over_queries * std::fabs(before[i])) +
+             products * magnitude[i];
     });
   };
   expect_added(t.dk, dk_before, reference.dk, reference.dk_magnitude);
@@ -142,6 +196,12 @@ std::vector<Accuracy> all_accuracies() {
   std::vector<Accuracy> all;
   for (const AttentionCase& problem : cases) {
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) all.push_back({problem, dtype});
+  }
+  for (const AttentionCase& problem : fused_cases) all.push_back({problem, DType::bf16});
+  all.push_back({many_documents(), DType::bf16});
+  if (ops::attention_rounds_products(8, DType::bf16)) {
+    all.push_back({tiled_case, DType::bf16});
+    for (const AttentionCase& problem : fused_cases) all.push_back({problem, DType::bf16, false});
   }
   return all;
 }
@@ -165,6 +225,20 @@ TEST_P(AttentionGradient, IsTheFiniteDifferenceOfForwardInFp64) {
   expect_gradient(t.v, t.dv, objective, 1e-9);
 }
 INSTANTIATE_TEST_SUITE_P(Windows, AttentionGradient, ::testing::Values(0, 2, 3));
+
+TEST(Attention, GivesTheSameBitsEachTime) {
+  for (const AttentionCase& c : fused_cases) {
+    AttentionTensors first(c, DType::bf16), second(c, DType::bf16);
+    for (AttentionTensors* t : {&first, &second}) {
+      forward(c, *t);
+      backward(c, *t);
+    }
+    for (const auto tensor : {&AttentionTensors::o, &AttentionTensors::lse, &AttentionTensors::dq,
+                              &AttentionTensors::dk, &AttentionTensors::dv}) {
+      EXPECT_TRUE((first.*tensor).same_bits(second.*tensor)) << c.name;
+    }
+  }
+}
 
 TEST(Attention, LargeScoresNeitherOverflowNorLoseTheLargest) {
   const AttentionCase c{"", 1, 1, 8, 300, 300, {{0, 300, 0, 300}}};
@@ -224,7 +298,7 @@ TEST(Attention, MismatchesBreakTheContractBeforeAnythingIsWritten) {
   const OwnedTensor untouched = t.o;
   const auto call = [&](const AttentionCase& c, ConstTensorView q, ConstTensorView k, TensorView lse,
                         std::size_t missing_workspace = 0) {
-    Scratch scratch(ops::attention_workspace(4, 2, 8, DType::f32) - missing_workspace);
+    Scratch scratch(ops::attention_workspace(good.limits(DType::f32)) - missing_workspace);
     ops::attention_forward(scratch, {t.o, lse, q, k, t.v}, c.segments, c.settings());
   };
   const auto refuse = [&](const AttentionCase& c) { EXPECT_THROW(call(c, t.q, t.k, t.lse), ContractError); };

@@ -136,16 +136,17 @@ TEST(FillZero, ClearsEveryByteOfEveryElementSize) {
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::u8}) {
     OwnedTensor out(dtype, {3, 1367});
     fill_zero(no_workspace(), out);
+    wait_for_device();
     const auto* bytes = static_cast<const std::byte*>(out.view().data());
     for (std::size_t i = 0; i < out.bytes(); ++i) ASSERT_EQ(bytes[i], std::byte{0});
   }
 }
 
 double squares_of(const OwnedTensor& x) {
-  double result = std::numeric_limits<double>::quiet_NaN();
+  OwnedTensor result(DType::f64, {1});
   Scratch scratch(sum_of_squares_workspace(x.numel()));
-  sum_of_squares(scratch, &result, x);
-  return result;
+  sum_of_squares(scratch, result.view().as<double>(), x);
+  return result[0];
 }
 
 TEST(SumOfSquares, MatchesExtendedPrecision) {

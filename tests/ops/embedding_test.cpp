@@ -13,8 +13,10 @@ using namespace layerstream::test;
 struct Sizes {
   std::int64_t tokens, vocab_size, hidden_size;
 };
-// Single elements, tokens that repeat (more tokens than rows), widths around the 64-column ranges.
-constexpr Sizes all_sizes[] = {{1, 1, 1}, {1, 3, 5}, {50, 3, 63}, {50, 11, 64}, {29, 100, 130}};
+// Single elements, tokens that repeat (more tokens than rows), widths around the 64-column ranges, more
+// tokens than a device looks at once with ids that occur early or late only.
+constexpr Sizes all_sizes[] = {{1, 1, 1},    {1, 3, 5},      {50, 3, 63},
+                               {50, 11, 64}, {29, 100, 130}, {3000, 1500, 40}};
 
 TEST(Embedding, CopiesRowsOfAPlainTable) {
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {

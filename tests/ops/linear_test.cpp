@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstring>
+
 #include "tests/ops/ops_test.hpp"
 #include "tests/support/finite_difference.hpp"
 
@@ -96,7 +99,8 @@ TEST(Linear, WeightGradientIsAddedToWhatIsThere) {
 }
 
 /// Compares a layer in fp32 or bf16 with the same inputs in fp64. A sum of n products in FP32 is within
-/// n · 2^-24 of the sum of magnitudes, whatever its order (Higham, 2002, 3.1).
+/// n · 2^-24 of the sum of magnitudes, whatever its order (Higham, 2002, 3.1). Tensor cores cut digits off,
+/// with errors up to twice as large, but only once for several terms.
 void expect_within_roundings(const Layer& layer) {
   const Layer wide = layer.widened(), magnitude = wide.absolute();
   const double output = layer.x.dtype() == DType::bf16 ? bf16_roundoff : 0.0;
@@ -129,23 +133,110 @@ TEST(Linear, Bf16ProductsLargerThanAPanelAreWhole) {
   }
 }
 
-TEST(Linear, Bf16ResultIsTheFp32ResultRoundedOnce) {
-  for (const std::int64_t k : {64, 5000}) {
-    const Layer layer(DType::bf16, 9, 13, k);
-    EXPECT_TRUE(layer.forward(DType::bf16).same_bits(layer.forward(DType::f32).to(DType::bf16)));
+/// Whole numbers in [-4, 4], which every dtype holds.
+OwnedTensor whole_numbers(DType dtype, Shape shape, std::uint64_t seed) {
+  return integer_tensor(shape, 9, seed).mapped(dtype, [](double value) { return value - 4.0; });
+}
+
+// Sums of at most 8192 products of at most 16 are whole numbers below 2^24, exact in FP32 in any order: a
+// bf16 result can differ from the rounded FP64 one only if something else was rounded on the way. The last
+// inner extent is longer than a panel of the CPU's scheme, and invites a GPU to split the sum.
+TEST(Linear, Bf16ResultIsTheFp32SumRoundedOnce) {
+  for (const auto [t, n, k] : {Sizes{9, 13, 64}, Sizes{9, 13, 5000}, Sizes{128, 64, 8192}}) {
+    const Layer layer(whole_numbers(DType::bf16, {t, k}, 10), whole_numbers(DType::bf16, {n, k}, 11),
+                      whole_numbers(DType::bf16, {t, n}, 12));
+    const Layer wide = layer.widened();
+    const OwnedTensor y = wide.forward(DType::f64);
+    EXPECT_TRUE(layer.forward(DType::f32).same_bits(y.to(DType::f32)));
+    EXPECT_TRUE(layer.forward(DType::bf16).same_bits(y.to(DType::bf16)));
+    EXPECT_TRUE(layer.backward_input().same_bits(wide.backward_input().to(DType::bf16)));
+    EXPECT_TRUE(layer.backward_weight().same_bits(wide.backward_weight().to(DType::f32)));
   }
+}
+
+/// residual + x · wᵀ, into a tensor of its own or over the residual.
+OwnedTensor forward_onto(const OwnedTensor& residual, const Layer& layer, bool in_place) {
+  OwnedTensor y = in_place ? residual : OwnedTensor(residual.dtype(), residual.shape());
+  Scratch scratch(linear_workspace(layer.x.dtype()));
+  linear_forward(scratch, y, layer.x, layer.w, in_place ? y : residual);
+  return y;
+}
+
+/// Sums of two fp64 tensors.
+OwnedTensor sum(const OwnedTensor& a, const OwnedTensor& b) {
+  OwnedTensor result = a;
+  for (std::int64_t i = 0; i < a.numel(); ++i) result.set(i, a[i] + b[i]);
+  return result;
+}
+
+// Whole numbers again: in fp32 and fp64 everything is exact. In bf16 either the sum is rounded (CUDA), or the
+// product and then the sum (CPU); the products here are beyond 256, so that the two differ.
+TEST(Linear, ResidualIsAddedWithTheDocumentedRoundings) {
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+    for (const auto [t, n, k] : {Sizes{9, 13, 700}, Sizes{300, 270, 512}, Sizes{1030, 3, 2500}}) {
+      const Layer layer(whole_numbers(dtype, {t, k}, 13), whole_numbers(dtype, {n, k}, 14),
+                        whole_numbers(dtype, {t, n}, 15));
+      const OwnedTensor product = layer.widened().forward(DType::f64), residual = layer.dy.to(DType::f64);
+      const OwnedTensor once = sum(residual, product).to(dtype);
+      const OwnedTensor twice = sum(residual, product.to(dtype).to(DType::f64)).to(dtype);
+      EXPECT_EQ(once.same_bits(twice), dtype != DType::bf16);
+      const OwnedTensor y = forward_onto(layer.dy, layer, false);
+      EXPECT_TRUE(y.same_bits(once) || y.same_bits(twice));
+      EXPECT_TRUE(forward_onto(layer.dy, layer, true).same_bits(y));
+    }
+  }
+}
+
+TEST(Linear, ResidualIsAddedToResultsOfTheAccumulatorDtype) {
+  const Layer layer(whole_numbers(DType::bf16, {9, 700}, 16), whole_numbers(DType::bf16, {13, 700}, 17),
+                    whole_numbers(DType::bf16, {9, 13}, 18));
+  const OwnedTensor residual = layer.dy.to(DType::f32);
+  const OwnedTensor expected = sum(residual.to(DType::f64), layer.widened().forward(DType::f64));
+  for (const bool in_place : {false, true}) {
+    EXPECT_TRUE(forward_onto(residual, layer, in_place).same_bits(expected.to(DType::f32)));
+  }
+}
+
+TEST(Linear, SumsOntoAResidualStayWithinTheirRoundings) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const Layer layer(dtype, 33, 17, 650), wide = layer.widened();
+    const OwnedTensor residual = wide.dy, product = wide.forward(DType::f64);
+    const OwnedTensor expected = sum(residual, product), sizes = wide.absolute().forward(DType::f64);
+    const double output = dtype == DType::bf16 ? bf16_roundoff : fp32_roundoff;
+    for (const bool in_place : {false, true}) {
+      // 651 terms in FP32, then at most a rounding of the product and one of the sum.
+      expect_within(forward_onto(layer.dy, layer, in_place), expected, [&](std::int64_t i) {
+        const double sums = 651.0 * fp32_roundoff * (sizes[i] + std::fabs(residual[i]));
+        return 1.01 * (sums + output * (std::fabs(product[i]) + std::fabs(expected[i])));
+      });
+    }
+  }
+}
+
+// The same bits wherever in a buffer the operands begin, as long as their alignment class is the same: chunks
+// and parameters are rows of larger tensors.
+TEST(Linear, ResultDoesNotDependOnThePlaceOfItsRows) {
+  const std::int64_t t = 24, n = 40, k = 72;
+  const Layer layer(DType::bf16, t, n, k);
+  const OwnedTensor expected = layer.forward(DType::bf16);
+  OwnedTensor x(DType::bf16, {t + 3, k}), y(DType::bf16, {t + 1, n});
+  const TensorView x_rows = x.view().rows(3, t), y_rows = y.view().rows(1, t);
+  std::memcpy(x_rows.data(), layer.x.view().data(), layer.x.bytes());
+  Scratch scratch(linear_workspace(DType::bf16));
+  linear_forward(scratch, y_rows, x_rows, layer.w);
+  for (std::int64_t i = 0; i < expected.numel(); ++i) ASSERT_EQ(y[n + i], expected[i]);
 }
 
 TEST(Linear, RefusesWhatDoesNotFit) {
   OwnedTensor x(DType::bf16, {4, 8}), w(DType::bf16, {3, 8}), y(DType::bf16, {4, 3});
   OwnedTensor y64(DType::f64, {4, 3}), w32(DType::f32, {3, 8}), long_w(DType::bf16, {3, 9});
   Scratch enough(linear_workspace(DType::bf16)), short_of_one(linear_workspace(DType::bf16) - 1);
-  EXPECT_EQ(linear_workspace(DType::f32), 0U);
-  EXPECT_EQ(linear_workspace(DType::f64), 0U);
   EXPECT_THROW(linear_forward(short_of_one, y, x, w), ContractError);
   EXPECT_THROW(linear_forward(enough, y64, x, w), ContractError);
   EXPECT_THROW(linear_forward(enough, y, x, w32), ContractError);
   EXPECT_THROW(linear_forward(enough, y, x, long_w), ContractError);
+  EXPECT_THROW(linear_forward(enough, y, x, w, y64), ContractError);  // a residual has y's dtype
+  EXPECT_THROW(linear_forward(enough, y, x, w, x), ContractError);    // and its shape
   EXPECT_THROW(linear_backward_input(enough, x, y, w32), ContractError);
   EXPECT_THROW(linear_backward_input(enough, y, y, w), ContractError);
   EXPECT_THROW(linear_backward_weight(enough, w, y, x), ContractError);  // dw is fp32

@@ -70,9 +70,9 @@ TEST(CrossEntropy, GradientIsTheDerivativeOfTheScaledLoss) {
     OwnedTensor nll(DType::f64, {7});
     cross_entropy(no_workspace(),
                   {.dlogits = {}, .nll = nll, .logits = logits, .targets = targets, .scale = 1.0});
-    double total = 0.0;
-    add_sum(no_workspace(), &total, nll);
-    return scale * total;
+    OwnedTensor total = constant_tensor(DType::f64, {1}, 0.0);
+    add_sum(no_workspace(), total.view().as<double>(), nll);
+    return scale * total[0];
   };
   expect_gradient(logits, result.dlogits, objective, 1e-10);
 }
@@ -153,11 +153,12 @@ TEST(AddSum, IsTheSameHoweverTheTokensAreTiled) {
   double in_order = 0.25;
   for (std::int64_t i = 0; i < 101; ++i) in_order += values[i];
   for (const std::int64_t tile : {101, 17, 1}) {
-    double result = 0.25;
+    OwnedTensor result = constant_tensor(DType::f64, {1}, 0.25);
     for (std::int64_t begin = 0; begin < 101; begin += tile) {
-      add_sum(no_workspace(), &result, values.view().rows(begin, std::min<std::int64_t>(tile, 101 - begin)));
+      add_sum(no_workspace(), result.view().as<double>(),
+              values.view().rows(begin, std::min<std::int64_t>(tile, 101 - begin)));
     }
-    EXPECT_EQ(result, in_order);
+    EXPECT_EQ(result[0], in_order);
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "ops/context.hpp"
 #include "tests/support/random_tensor.hpp"
+#include "tests/support/shared_libraries.hpp"
 
 namespace layerstream::test {
 
@@ -14,12 +15,12 @@ namespace layerstream::test {
 inline constexpr double fp32_roundoff = 0x1p-24;
 inline constexpr double bf16_roundoff = 0x1p-8;
 
-/// A context with a poisoned workspace of exactly `bytes`.
+/// A context on the default stream with a poisoned workspace of exactly `bytes`.
 class Scratch {
  public:
   explicit Scratch(std::size_t bytes) : memory_(DType::u8, {static_cast<std::int64_t>(bytes)}) {}
   operator ops::Context() {  // NOLINT(google-explicit-constructor)
-    return {StreamView::host(), memory_.view().data(), memory_.bytes()};
+    return {StreamView::host(), memory_.view().data(), memory_.bytes(), shared_libraries()};
   }
 
  private:
@@ -27,12 +28,14 @@ class Scratch {
 };
 
 inline ops::Context no_workspace() {
-  return {StreamView::host(), nullptr, 0};
+  return {StreamView::host(), nullptr, 0, shared_libraries()};
 }
 
 /// Expects |actual − expected| <= bound(i) at every element i; a NaN anywhere fails.
 template <class Bound>
-void expect_within(const OwnedTensor& actual, const OwnedTensor& expected, Bound&& bound) {
+void expect_within(const OwnedTensor& actual_, const OwnedTensor& expected_, Bound&& bound) {
+  const OwnedTensor actual = actual_,
+                    expected = expected_;  // copies need not wait for the device at each element
   ASSERT_EQ(actual.shape(), expected.shape());
   for (std::int64_t i = 0; i < actual.numel(); ++i) {
     const double error = std::fabs(actual[i] - expected[i]);

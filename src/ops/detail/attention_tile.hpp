@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "ops/attention.hpp"
+#include "ops/detail/attention_shape.hpp"
 #include "ops/detail/dispatch.hpp"
 
 /// Pieces shared by the two directions of attention on the host. Work is cut into *units*, each one owner
@@ -20,52 +20,6 @@ inline constexpr std::int64_t query_tile = 64;
 inline constexpr std::int64_t key_tile = 256;
 /// Row pitch of a tile of scores, off the power of two that would map a column to few cache sets.
 inline constexpr std::int64_t score_pitch = key_tile + 16;
-
-struct AttentionShape {
-  std::int64_t heads, key_heads, head_dim;
-  double scale;
-  std::int64_t window;
-
-  std::int64_t group() const { return heads / key_heads; }
-  std::int64_t query_stride() const { return heads * head_dim; }
-  std::int64_t key_stride() const { return key_heads * head_dim; }
-};
-
-/// Checks what both directions have in common.
-/// @throws ContractError
-AttentionShape checked_attention_shape(const char* operation, const ConstTensorView& q,
-                                       const ConstTensorView& k, const ConstTensorView& v,
-                                       std::span<const AttentionSegment> segments,
-                                       const AttentionSettings& settings);
-
-struct Interval {
-  std::int64_t begin = 0, end = 0;
-  std::int64_t size() const { return end - begin; }
-};
-
-/// Keys of the segment that query `query` of the segment sees.
-inline Interval visible_keys(const AttentionSegment& segment, std::int64_t window, std::int64_t query) {
-  const std::int64_t end = query + segment.num_keys - segment.num_queries + 1;
-  return {window > 0 ? std::max<std::int64_t>(0, end - window) : 0, end};
-}
-
-/// Keys that some query of a run of `queries` sees.
-inline Interval visible_keys(const AttentionSegment& segment, std::int64_t window, Interval queries) {
-  return {visible_keys(segment, window, queries.begin).begin,
-          visible_keys(segment, window, queries.end - 1).end};
-}
-
-/// Queries of the segment that see any key in `keys`.
-inline Interval seeing_queries(const AttentionSegment& segment, std::int64_t window, Interval keys) {
-  const std::int64_t earlier = segment.num_keys - segment.num_queries;
-  const std::int64_t begin = std::max<std::int64_t>(0, keys.begin - earlier);
-  if (window == 0) return {begin, segment.num_queries};
-  return {begin, std::min(segment.num_queries, keys.end - 1 + window - earlier)};
-}
-
-constexpr std::int64_t tiles(std::int64_t extent, std::int64_t tile) {
-  return (extent + tile - 1) / tile;
-}
 
 /// body(segment, unit within segment) for the units of `slot`; count(segment) says how many there are.
 template <class Count, class Body>

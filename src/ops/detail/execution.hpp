@@ -2,7 +2,7 @@
 
 #include <Kokkos_Core.hpp>
 
-#include "core/stream.hpp"
+#include "ops/context.hpp"
 
 namespace layerstream::ops::detail {
 
@@ -13,13 +13,14 @@ using ExecutionSpace = Kokkos::DefaultExecutionSpace;
 inline constexpr bool runs_on_host =
     Kokkos::SpaceAccessibility<Kokkos::HostSpace, typename ExecutionSpace::memory_space>::accessible;
 
-/// The Kokkos instance whose kernels are ordered on `stream`.
-inline ExecutionSpace execution_space([[maybe_unused]] StreamView stream) {
+/// The Kokkos instance whose kernels are ordered on the context's stream.
+/// @throws ContractError in a CUDA build if the context has no libraries.
 #if defined(KOKKOS_ENABLE_CUDA)
-  return ExecutionSpace(static_cast<cudaStream_t>(stream.native()));
+const ExecutionSpace& execution_space(const Context& context);
 #else
+inline ExecutionSpace execution_space(const Context&) {
   return ExecutionSpace();
-#endif
 }
+#endif
 
 }  // namespace layerstream::ops::detail

@@ -4,19 +4,32 @@
 
 #include "core/error.hpp"
 #include "ops/detail/execution.hpp"
+#include "ops/detail/vector.hpp"
+#if defined(KOKKOS_ENABLE_CUDA)
+#include "ops/cuda/team.hpp"
+#endif
 
 /// Kernel shapes of ops/. A body is a functor whose operator() takes a *group*: one CPU thread in a CPU
 /// build, a team of lanes on a device. Sums inside a group run in an order fixed by the extent (and, on a
-/// device, by the team size, which is a constant), never by the number of threads.
+/// device, by the team size, which the extent decides as well), never by the number of threads.
 namespace layerstream::ops::detail {
 
 /// One thread that does all of a group's work.
 struct SerialGroup {
+  static constexpr bool is_team = false;
+
   /// f(i) for i in [0, n), iterations independent of each other.
   template <class F>
   KOKKOS_INLINE_FUNCTION void for_each(std::int64_t n, const F& f) const {
 #pragma omp simd
     for (std::int64_t i = 0; i < n; ++i) f(i);
+  }
+
+  /// f(piece) for pieces that cover [0, n), independent of each other. The width is a device's.
+  template <int, class F>
+  KOKKOS_INLINE_FUNCTION void for_each_piece(std::int64_t n, const F& f) const {
+#pragma omp simd
+    for (std::int64_t i = 0; i < n; ++i) f(Piece<1, true>{i});
   }
 
   /// Sum of f(i) in A: element i goes to partial sum i mod 16, and the partial sums are added as a tree.
@@ -33,6 +46,12 @@ struct SerialGroup {
       for (int lane = 0; lane < width; ++lane) partial[lane] += partial[lane + width];
     }
     return partial[0];
+  }
+
+  /// The same of f(piece), which is the piece's own sum.
+  template <class A, int, class F>
+  KOKKOS_INLINE_FUNCTION A sum_pieces(std::int64_t n, const F& f) const {
+    return sum<A>(n, [&](std::int64_t i) { return f(Piece<1, true>{i}); });
   }
 
   /// Largest f(i); NaN is passed over. @pre n > 0
@@ -67,43 +86,11 @@ struct SerialGroup {
   static constexpr int lanes = 16;
 };
 
-/// A Kokkos team; element i is always visited by the same lane, so a lane may reread what it wrote.
-template <class Member>
-struct TeamGroup {
-  const Member& member;
-
-  template <class F>
-  KOKKOS_INLINE_FUNCTION void for_each(std::int64_t n, const F& f) const {
-    Kokkos::parallel_for(Kokkos::TeamVectorRange(member, n), f);
-  }
-
-  template <class A, class F>
-  KOKKOS_INLINE_FUNCTION A sum(std::int64_t n, const F& f) const {
-    A total{};
-    Kokkos::parallel_reduce(
-        Kokkos::TeamVectorRange(member, n),
-        [&](std::int64_t i, A& partial) { partial += static_cast<A>(f(i)); }, total);
-    return total;
-  }
-
-  template <class A, class F>
-  KOKKOS_INLINE_FUNCTION A max(std::int64_t n, const F& f) const {
-    A largest = Kokkos::Experimental::finite_min_v<A>;
-    Kokkos::parallel_reduce(
-        Kokkos::TeamVectorRange(member, n),
-        [&](std::int64_t i, A& partial) {
-          const A value = f(i);
-          partial = value > partial ? value : partial;
-        },
-        Kokkos::Max<A>(largest));
-    return largest;
-  }
-
-  KOKKOS_INLINE_FUNCTION bool is_leader() const { return member.team_rank() == 0; }
+/// How a device runs the rows of for_each_row; without meaning for a CPU.
+struct RowLaunch {
+  bool whole = false;  ///< see whole_pieces
+  int lanes = 128;     ///< of a row's team: a multiple of 32
 };
-
-/// Lanes of a team on a device; part of the order of sums there.
-inline constexpr int team_lanes = 128;
 
 template <class Body>
 struct SerialRows {
@@ -111,28 +98,65 @@ struct SerialRows {
   void operator()(std::int64_t row) const { body(SerialGroup{}, row); }
 };
 
-template <class Body>
+#if defined(KOKKOS_ENABLE_CUDA)
+template <class Body, bool Whole>
 struct TeamRows {
   Body body;
   template <class Member>
   KOKKOS_FUNCTION void operator()(const Member& member) const {
-    body(TeamGroup<Member>{member}, static_cast<std::int64_t>(member.league_rank()));
+    body(cuda::Team<Whole>{member.team_rank(), member.team_size()},
+         static_cast<std::int64_t>(member.league_rank()));
   }
 };
 
-/// body(group, row) for every row in [0, rows), rows independent of each other.
+/// Most lanes that a body is launched with: Body::most_lanes, or the lanes of RowLaunch.
 template <class Body>
-void for_each_row(const ExecutionSpace& space, const char* label, std::int64_t rows, const Body& body) {
-  if (rows == 0) return;
-  if constexpr (runs_on_host) {
-    Kokkos::parallel_for(label,
-                         Kokkos::RangePolicy<ExecutionSpace, Kokkos::IndexType<std::int64_t>>(space, 0, rows),
-                         SerialRows<Body>{body});
+constexpr int most_lanes() {
+  if constexpr (requires { Body::most_lanes; }) {
+    return Body::most_lanes;
   } else {
-    LAYERSTREAM_EXPECT(rows <= std::numeric_limits<int>::max(), "{}: {} rows in one launch", label, rows);
-    Kokkos::parallel_for(label, Kokkos::TeamPolicy<ExecutionSpace>(space, static_cast<int>(rows), team_lanes),
-                         TeamRows<Body>{body});
+    return RowLaunch{}.lanes;
   }
+}
+
+/// How many lanes a multiprocessor is to hold at least, which bounds the registers of each:
+/// Body::resident_lanes, or half of what it can.
+template <class Body>
+constexpr int resident_lanes() {
+  if constexpr (requires { Body::resident_lanes; }) {
+    return Body::resident_lanes;
+  } else {
+    return 1024;
+  }
+}
+
+template <class Body, bool Whole>
+void launch_teams(const ExecutionSpace& space, const char* label, int rows, int lanes, const Body& body) {
+  constexpr int most = most_lanes<Body>();
+  using Bounds = Kokkos::LaunchBounds<most, resident_lanes<Body>() / most>;
+  Kokkos::parallel_for(label, Kokkos::TeamPolicy<ExecutionSpace, Bounds>(space, rows, lanes),
+                       TeamRows<Body, Whole>{body});
+}
+#endif
+
+/// body(group, row) for every row in [0, rows), rows independent of each other. most_lanes<Body>() bounds
+/// launch.lanes.
+template <class Body>
+void for_each_row(const ExecutionSpace& space, const char* label, std::int64_t rows, const Body& body,
+                  [[maybe_unused]] RowLaunch launch = {}) {
+  if (rows == 0) return;
+#if defined(KOKKOS_ENABLE_CUDA)
+  LAYERSTREAM_EXPECT(rows <= std::numeric_limits<int>::max(), "{}: {} rows in one launch", label, rows);
+  if (launch.whole) {
+    launch_teams<Body, true>(space, label, static_cast<int>(rows), launch.lanes, body);
+  } else {
+    launch_teams<Body, false>(space, label, static_cast<int>(rows), launch.lanes, body);
+  }
+#else
+  Kokkos::parallel_for(label,
+                       Kokkos::RangePolicy<ExecutionSpace, Kokkos::IndexType<std::int64_t>>(space, 0, rows),
+                       SerialRows<Body>{body});
+#endif
 }
 
 template <class Body>
@@ -144,14 +168,30 @@ struct ElementTile {
     const std::int64_t begin = tile * size;
     const std::int64_t end = begin + size < elements ? begin + size : elements;
 #pragma omp simd
-    for (std::int64_t i = begin; i < end; ++i) body(i);
+    for (std::int64_t i = begin; i < end; ++i) body(Piece<1, true>{i});
   }
 };
 
-/// body(i) for every i in [0, elements), iterations independent of each other.
+template <class Body, bool Aligned>
+struct LanePieces {
+  Body body;
+  std::int64_t elements;
+  KOKKOS_FUNCTION void operator()(std::int64_t index) const {
+    const std::int64_t first = index * Body::width, available = elements - first;
+    if (Aligned && available >= Body::width) {
+      body(Piece<Body::width, Aligned>{first, available});
+    } else {
+      body(Piece<Body::width, false>{first, available});
+    }
+  }
+};
+
+/// body(piece) for pieces that cover [0, elements), independent of each other; of Body::width elements on a
+/// device.
+/// @param aligned whether all pointers are aligned to 16 bytes; without meaning for a CPU
 template <class Body>
-void for_each_element(const ExecutionSpace& space, const char* label, std::int64_t elements,
-                      const Body& body) {
+void for_each_piece(const ExecutionSpace& space, const char* label, std::int64_t elements, bool aligned,
+                    const Body& body) {
   using Policy = Kokkos::RangePolicy<ExecutionSpace, Kokkos::IndexType<std::int64_t>>;
   if (elements == 0) return;
   if constexpr (runs_on_host) {
@@ -159,35 +199,13 @@ void for_each_element(const ExecutionSpace& space, const char* label, std::int64
     Kokkos::parallel_for(label, Policy(space, 0, (elements + size - 1) / size),
                          ElementTile<Body>{body, elements});
   } else {
-    Kokkos::parallel_for(label, Policy(space, 0, elements), body);
+    const Policy pieces(space, 0, (elements + Body::width - 1) / Body::width);
+    if (aligned) {
+      Kokkos::parallel_for(label, pieces, LanePieces<Body, true>{body, elements});
+    } else {
+      Kokkos::parallel_for(label, pieces, LanePieces<Body, false>{body, elements});
+    }
   }
-}
-
-/// Columns that one work item of for_each_column_tile owns, at most: four cache lines of FP32 for a CPU
-/// thread, one column for a device lane (neighbouring lanes read neighbouring columns).
-inline constexpr int column_tile = runs_on_host ? 64 : 1;
-
-template <class Body>
-struct ColumnTiles {
-  Body body;
-  std::int64_t columns;
-  KOKKOS_FUNCTION void operator()(std::int64_t tile) const {
-    const std::int64_t begin = tile * column_tile;
-    const std::int64_t count = columns - begin < column_tile ? columns - begin : column_tile;
-    body(begin, static_cast<int>(count));
-  }
-};
-
-/// body(first_column, count), count <= column_tile, for ranges that cover [0, columns). For sums down the
-/// rows of a matrix: a body visits rows in order, so the result is the same however work is spread.
-template <class Body>
-void for_each_column_tile(const ExecutionSpace& space, const char* label, std::int64_t columns,
-                          const Body& body) {
-  if (columns == 0) return;
-  Kokkos::parallel_for(label,
-                       Kokkos::RangePolicy<ExecutionSpace, Kokkos::IndexType<std::int64_t>>(
-                           space, 0, (columns + column_tile - 1) / column_tile),
-                       ColumnTiles<Body>{body, columns});
 }
 
 }  // namespace layerstream::ops::detail

@@ -1,0 +1,192 @@
+#include "backends/cuda/cuda_device.hpp"
+
+#include <cuda_profiler_api.h>
+#include <nvtx3/nvToolsExtCudaRt.h>
+
+#include <fstream>
+
+#include "backends/cuda/cuda_clock.hpp"
+#include "backends/cuda/cuda_event.hpp"
+#include "core/cuda_error.hpp"
+#include "core/ledger.hpp"
+
+namespace layerstream {
+namespace {
+
+class CudaRegion final : public DeviceRegion {
+ public:
+  CudaRegion(std::size_t bytes, std::atomic<std::size_t>& used) : bytes_(bytes), used_(used) {
+    LAYERSTREAM_CUDA(cudaMalloc(&data_, bytes));
+  }
+  ~CudaRegion() override {
+    cudaFree(data_);
+    used_ -= bytes_;
+  }
+  CudaRegion(const CudaRegion&) = delete;
+  CudaRegion& operator=(const CudaRegion&) = delete;
+
+  void* data() const override { return data_; }
+  std::size_t bytes() const override { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t bytes_;
+  std::atomic<std::size_t>& used_;
+};
+
+/// Memory pinned for the link, which knows of it for as long as this object lives.
+class LinkedPin final : public HostPin {
+ public:
+  LinkedPin(CudaLink& link, void* data, std::size_t bytes, const PinnedRange::Options& options)
+      : link_(link), range_(data, bytes, calls(), options) {
+    link_.add(range_);
+  }
+  ~LinkedPin() override { link_.remove(range_); }
+  LinkedPin(const LinkedPin&) = delete;
+  LinkedPin& operator=(const LinkedPin&) = delete;
+
+  std::size_t pinned_bytes() const override { return range_.pinned_bytes(); }
+  std::string shortfall() const override { return range_.shortfall(); }
+
+ private:
+  static PinCalls calls() {
+    return {.pin = [](void* data, std::size_t bytes) -> std::string {
+              // Mapped, so that kernels can reach it as well.
+              const cudaError_t status =
+                  cudaHostRegister(data, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+              if (status == cudaSuccess) return {};
+              (void)cudaGetLastError();
+              return fmt::format("cudaHostRegister of {}: {}", format_bytes(bytes),
+                                 cudaGetErrorString(status));
+            },
+            .unpin = [](void* data) { cudaHostUnregister(data); }};
+  }
+
+  CudaLink& link_;
+  PinnedRange range_;
+};
+
+/// The host NUMA node that the GPU hangs on, as the kernel says; none on machines without NUMA.
+std::optional<int> numa_node_of(const cudaDeviceProp& properties) {
+  std::ifstream file(fmt::format("/sys/bus/pci/devices/{:04x}:{:02x}:{:02x}.0/numa_node",
+                                 properties.pciDomainID, properties.pciBusID, properties.pciDeviceID));
+  int node = -1;
+  if (!(file >> node) || node < 0) return {};
+  return node;
+}
+
+int attribute(cudaDeviceAttr which, int device) {
+  int value = 0;
+  LAYERSTREAM_CUDA(cudaDeviceGetAttribute(&value, which, device));
+  return value;
+}
+
+void expect_gpu() {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaSuccess && count > 0) return;
+  (void)cudaGetLastError();
+  throw ResourceError(fmt::format(
+      "no usable GPU: {}; check the driver with nvidia-smi and CUDA_VISIBLE_DEVICES, or use the CPU build",
+      status == cudaSuccess ? "CUDA sees no device" : cudaGetErrorString(status)));
+}
+
+}  // namespace
+
+CudaDevice::CudaDevice(std::optional<std::size_t> memory_limit) {
+  expect_gpu();
+  LAYERSTREAM_CUDA(cudaSetDevice(0));
+  LAYERSTREAM_CUDA(cudaGetDeviceProperties(&properties_, 0));
+  capabilities_ = {
+      .shares_host_page_tables = attribute(cudaDevAttrPageableMemoryAccessUsesHostPageTables, 0) != 0,
+      .numa_node = numa_node_of(properties_)};
+  std::size_t free = 0, total = 0;
+  LAYERSTREAM_CUDA(cudaMemGetInfo(&free, &total));
+  memory_limit_ = memory_limit.value_or(free);
+  // Optimizer kernels are short and copies wait for them: they go before the passes' next thread blocks.
+  int least = 0, greatest = 0;
+  LAYERSTREAM_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  for (const Lane lane : all_lanes) {
+    if (lane == Lane::host) continue;
+    cudaStream_t& stream = streams_[static_cast<std::size_t>(lane)];
+    LAYERSTREAM_CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
+                                                  lane == Lane::update ? greatest : least));
+    nvtxNameCudaStreamA(stream, fmt::format("layerstream {}", name_of(lane)).c_str());  // for profilers
+  }
+}
+
+CudaDevice::~CudaDevice() {
+  for (const cudaStream_t stream : streams_) {
+    if (stream != nullptr) cudaStreamDestroy(stream);
+  }
+}
+
+std::string CudaDevice::description() const {
+  return fmt::format("{} (sm_{}{}), {} of {}", properties_.name, properties_.major, properties_.minor,
+                     format_bytes(memory_limit_), format_bytes(properties_.totalGlobalMem));
+}
+
+std::unique_ptr<DeviceRegion> CudaDevice::allocate(std::size_t bytes) {
+  std::size_t before = used_;
+  do {
+    if (bytes > memory_limit_ - std::min(memory_limit_, before + overhead)) {
+      throw ResourceError(fmt::format(
+          "device memory: {} wanted after {} in use and {} for context and libraries, limit {}; raise "
+          "device_memory_limit or lower chunk_tokens, cutoff_len or weight_slots",
+          format_bytes(bytes), format_bytes(before), format_bytes(overhead), format_bytes(memory_limit_)));
+    }
+  } while (!used_.compare_exchange_weak(before, before + bytes));
+  try {
+    return std::make_unique<CudaRegion>(bytes, used_);
+  } catch (const CudaError& error) {
+    used_ -= bytes;
+    std::size_t free = 0, total = 0;
+    LAYERSTREAM_CUDA(cudaMemGetInfo(&free, &total));
+    throw ResourceError(
+        fmt::format("{} of device memory wanted, {} of {} free: {}; another process may hold the rest "
+                    "(nvidia-smi shows it), or set device_memory_limit",
+                    format_bytes(bytes), format_bytes(free), format_bytes(total), error.what()));
+  }
+}
+
+std::unique_ptr<HostPin> CudaDevice::pin(void* data, std::size_t bytes, bool required,
+                                         const std::function<void(std::size_t, std::size_t)>& progress) {
+  return std::make_unique<LinkedPin>(link_, data, bytes,
+                                     PinnedRange::Options{.required = required, .progress = progress});
+}
+
+StreamView CudaDevice::stream(Lane lane) {
+  if (lane == Lane::host) return StreamView::host();
+  return StreamView(static_cast<void*>(streams_[static_cast<std::size_t>(lane)]));
+}
+
+std::unique_ptr<Event> CudaDevice::make_event() {
+  return std::make_unique<CudaEvent>();
+}
+
+std::unique_ptr<DeviceClock> CudaDevice::make_clock() {
+  return std::make_unique<CudaClock>(streams_[static_cast<std::size_t>(Lane::compute)]);
+}
+
+std::size_t CudaDevice::used_bytes() const {
+  std::size_t free = 0, total = 0;
+  LAYERSTREAM_CUDA(cudaMemGetInfo(&free, &total));
+  return total - free;
+}
+
+void CudaDevice::set_profiled(bool profiled) noexcept {
+  // Without a profiler these do nothing; a failure is no reason to lose a run.
+  (void)(profiled ? cudaProfilerStart() : cudaProfilerStop());
+}
+
+void CudaDevice::synchronize() {
+  for (const cudaStream_t stream : streams_) {
+    if (stream != nullptr) LAYERSTREAM_CUDA(cudaStreamSynchronize(stream));
+  }
+}
+
+void CudaDevice::poison(void* data, std::size_t bytes, StreamView stream) {
+  LAYERSTREAM_CUDA(cudaMemsetAsync(data, 0xff, bytes, static_cast<cudaStream_t>(stream.native())));
+}
+
+}  // namespace layerstream

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <atomic>
+#include <optional>
+
+#include "backends/cuda/cuda_link.hpp"
+#include "backends/device.hpp"
+
+namespace layerstream {
+
+/// The process's first visible CUDA GPU.
+class CudaDevice final : public Device {
+ public:
+  /// @param memory_limit bytes that may be allocated, overhead included; none: what is free now.
+  /// Throws ResourceError without a driver or a GPU, saying which and what to do.
+  explicit CudaDevice(std::optional<std::size_t> memory_limit);
+  ~CudaDevice() override;
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+
+  std::string description() const override;
+  std::size_t memory_limit() const override { return memory_limit_; }
+  std::unique_ptr<DeviceRegion> allocate(std::size_t bytes) override;
+  bool uses_host_memory() const override { return false; }
+  DeviceCapabilities capabilities() const override { return capabilities_; }
+  std::size_t overhead_bytes() const override { return overhead; }
+  std::size_t used_bytes() const override;
+  std::unique_ptr<HostPin> pin(void* data, std::size_t bytes, bool required,
+                               const std::function<void(std::size_t, std::size_t)>& progress) override;
+  StreamView stream(Lane lane) override;
+  Link& link() override { return link_; }
+  std::unique_ptr<Event> make_event() override;
+  std::unique_ptr<DeviceClock> make_clock() override;
+  void synchronize() override;
+  void poison(void* data, std::size_t bytes, StreamView stream) override;
+  void set_profiled(bool profiled) noexcept override;
+
+  /// Context, library handles and code that the libraries load while they run. Measured on an H200 with
+  /// CUDA 13.0: see benches/results.
+  static constexpr std::size_t overhead = std::size_t{1} << 30;
+
+ private:
+  cudaDeviceProp properties_{};
+  DeviceCapabilities capabilities_;
+  std::size_t memory_limit_ = 0;
+  std::atomic<std::size_t> used_{0};
+  std::array<cudaStream_t, all_lanes.size()> streams_{};
+  CudaLink link_;
+};
+
+}  // namespace layerstream

@@ -1,0 +1,360 @@
+// Device kernels against the speed at which the device copies its own memory, one table:
+//   kernels [tokens = 8192]
+// Shapes of a 7B model (hidden 3584, feed-forward 18944, 28 query and 4 key heads of 128, vocabulary 152064),
+// bf16 activations. Bytes are those that must move: every input once (logits twice), every output once; the
+// copy's are one read and one write per byte. A figure is the median of 20 launches by CUDA events; before
+// each, 256 MB of other memory are overwritten, so that no input lies in a cache.
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/cuda_error.hpp"
+#include "core/random.hpp"
+#include "core/tensor.hpp"
+#include "ops/adamw.hpp"
+#include "ops/elementwise.hpp"
+#include "ops/embedding.hpp"
+#include "ops/heads.hpp"
+#include "ops/libraries.hpp"
+#include "ops/linear.hpp"
+#include "ops/loss.hpp"
+#include "ops/norm.hpp"
+#include "ops/runtime.hpp"
+
+namespace {
+
+using namespace layerstream;
+
+constexpr std::int64_t hidden_size = 3584, intermediate_size = 18944, vocab_size = 152064;
+constexpr std::int64_t query_heads = 28, key_heads = 4, head_dim = 128;
+constexpr std::int64_t layer_parameters = 233'057'792;
+constexpr std::size_t flushed_bytes = std::size_t{256} << 20, copied_bytes = std::size_t{1} << 30;
+constexpr int repetitions = 20;
+
+/// One allocation of device memory, handed out from its beginning.
+class DeviceMemory {
+ public:
+  explicit DeviceMemory(std::size_t bytes) : bytes_(bytes) { LAYERSTREAM_CUDA(cudaMalloc(&memory_, bytes)); }
+  ~DeviceMemory() { (void)cudaFree(memory_); }
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+
+  void reset() { used_ = 0; }
+  TensorView take(DType dtype, Shape shape) {
+    const std::size_t bytes = static_cast<std::size_t>(shape.numel()) * size_of(dtype);
+    LAYERSTREAM_EXPECT(used_ + bytes <= bytes_, "benchmark: {} bytes of device memory are too few", bytes_);
+    const TensorView view(static_cast<char*>(memory_) + used_, dtype, shape);
+    used_ += (bytes + 255) / 256 * 256;
+    return view;
+  }
+
+ private:
+  std::size_t bytes_, used_ = 0;
+  void* memory_ = nullptr;
+};
+
+/// A block of random numbers that tensors are filled with, over and over.
+template <class T, class Make>
+std::vector<T> random_block(const Make& make) {
+  std::vector<T> values(std::size_t{1} << 20);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = make(normal_at(1, 0, i));
+  return values;
+}
+
+class Bench {
+ public:
+  Bench() : memory_(std::size_t{12} << 30), flushed_(flushed_bytes), workspace_(std::size_t{256} << 20) {
+    LAYERSTREAM_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    LAYERSTREAM_CUDA(cudaEventCreate(&begin_));
+    LAYERSTREAM_CUDA(cudaEventCreate(&end_));
+    flushed_view_ = flushed_.take(DType::u8, {static_cast<std::int64_t>(flushed_bytes)});
+    workspace_view_ = workspace_.take(DType::u8, {std::int64_t{256} << 20});
+  }
+  ~Bench() {
+    (void)cudaEventDestroy(end_);
+    (void)cudaEventDestroy(begin_);
+    (void)cudaStreamDestroy(stream_);
+  }
+  Bench(const Bench&) = delete;
+  Bench& operator=(const Bench&) = delete;
+
+  ops::Context context() {
+    return {StreamView(static_cast<void*>(stream_)), workspace_view_.data(),
+            static_cast<std::size_t>(workspace_view_.numel()), &libraries_};
+  }
+  cudaStream_t stream() const { return stream_; }
+
+  void next_case() { memory_.reset(); }
+  TensorView uninitialised(DType dtype, Shape shape) { return memory_.take(dtype, shape); }
+  TensorView normal(DType dtype, Shape shape) {
+    const TensorView view = memory_.take(dtype, shape);
+    if (dtype == DType::bf16) {
+      fill(view, halves_);
+    } else {
+      fill(view, singles_);
+    }
+    return view;
+  }
+  TensorView integers(const std::vector<std::int32_t>& values) {
+    const TensorView view = memory_.take(DType::i32, {static_cast<std::int64_t>(values.size())});
+    LAYERSTREAM_CUDA(cudaMemcpy(view.data(), values.data(), values.size() * 4, cudaMemcpyHostToDevice));
+    return view;
+  }
+
+  /// Seconds of one run.
+  double time(const std::function<void()>& run) {
+    std::vector<double> seconds;
+    for (int i = -2; i < repetitions; ++i) {
+      LAYERSTREAM_CUDA(cudaMemsetAsync(flushed_view_.data(), i, flushed_bytes, stream_));
+      LAYERSTREAM_CUDA(cudaEventRecord(begin_, stream_));
+      run();
+      LAYERSTREAM_CUDA(cudaEventRecord(end_, stream_));
+      LAYERSTREAM_CUDA(cudaEventSynchronize(end_));
+      float milliseconds = 0.0f;
+      LAYERSTREAM_CUDA(cudaEventElapsedTime(&milliseconds, begin_, end_));
+      if (i >= 0) seconds.push_back(milliseconds * 1e-3);
+    }
+    std::nth_element(seconds.begin(), seconds.begin() + repetitions / 2, seconds.end());
+    return seconds[repetitions / 2];
+  }
+
+  void measure_copy() {
+    next_case();
+    const auto bytes = static_cast<std::int64_t>(copied_bytes);
+    const TensorView from = normal(DType::f32, {bytes / 4}), to = uninitialised(DType::f32, {bytes / 4});
+    copy_rate_ = 2.0 * static_cast<double>(copied_bytes) / time([&] {
+                   LAYERSTREAM_CUDA(cudaMemcpyAsync(to.data(), from.data(), copied_bytes,
+                                                    cudaMemcpyDeviceToDevice, stream_));
+                 });
+    fmt::print("copy of 1 GiB: {:.0f} GB/s, read and write\n\n", copy_rate_ * 1e-9);
+    fmt::print("| kernel                               |    us  |  GB/s | of the copy |\n");
+    fmt::print("|--------------------------------------|--------|-------|-------------|\n");
+  }
+
+  void report(const std::string& name, double bytes, const std::function<void()>& run) {
+    const double seconds = time(run);
+    fmt::print("| {:<36} | {:>6.1f} | {:>5.0f} | {:>11.2f} |\n", name, seconds * 1e6, bytes / seconds * 1e-9,
+               bytes / seconds / copy_rate_);
+    std::fflush(stdout);
+  }
+
+ private:
+  template <class T>
+  void fill(const TensorView& view, const std::vector<T>& block) {
+    const std::size_t bytes = static_cast<std::size_t>(view.numel()) * sizeof(T);
+    const std::size_t first = std::min(bytes, block.size() * sizeof(T));
+    char* const memory = static_cast<char*>(view.data());
+    LAYERSTREAM_CUDA(cudaMemcpy(memory, block.data(), first, cudaMemcpyHostToDevice));
+    for (std::size_t done = first; done < bytes;) {
+      const std::size_t more = std::min(done, bytes - done);
+      LAYERSTREAM_CUDA(cudaMemcpy(memory + done, memory, more, cudaMemcpyDeviceToDevice));
+      done += more;
+    }
+    LAYERSTREAM_CUDA(cudaDeviceSynchronize());
+  }
+
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  ops::Libraries libraries_;
+  DeviceMemory memory_, flushed_, workspace_;
+  TensorView flushed_view_, workspace_view_;
+  std::vector<float> singles_ = random_block<float>([](double x) { return static_cast<float>(x); });
+  std::vector<bf16> halves_ = random_block<bf16>([](double x) { return to_bf16(static_cast<float>(x)); });
+  double copy_rate_ = 0.0;
+};
+
+void elementwise_kernels(Bench& bench, std::int64_t tokens) {
+  const double hidden = static_cast<double>(tokens * hidden_size);
+  const double wide = static_cast<double>(tokens * intermediate_size);
+  bench.next_case();
+  TensorView a = bench.normal(DType::bf16, {tokens, hidden_size}), b = bench.normal(DType::bf16, a.shape());
+  TensorView c = bench.uninitialised(DType::bf16, a.shape());
+  bench.report("add", 6 * hidden, [&] { ops::add(bench.context(), c, a, b); });
+  TensorView bias = bench.normal(DType::f32, {hidden_size});
+  bench.report("add_bias", 4 * hidden, [&] { ops::add_bias(bench.context(), a, bias); });
+  bench.report("bias_backward", 2 * hidden, [&] { ops::bias_backward(bench.context(), bias, b); });
+
+  bench.next_case();
+  TensorView gate_up = bench.normal(DType::bf16, {tokens, 2 * intermediate_size});
+  TensorView act = bench.normal(DType::bf16, {tokens, intermediate_size});
+  TensorView dgate_up = bench.uninitialised(DType::bf16, gate_up.shape());
+  bench.report("swiglu_forward", 6 * wide, [&] { ops::swiglu_forward(bench.context(), act, gate_up); });
+  bench.report("swiglu_backward", 10 * wide,
+               [&] { ops::swiglu_backward(bench.context(), dgate_up, act, gate_up); });
+
+  bench.next_case();
+  const double layer = static_cast<double>(layer_parameters);
+  TensorView hi = bench.normal(DType::bf16, {layer_parameters}),
+             lo = bench.uninitialised(DType::i16, hi.shape());
+  TensorView exp_avg = bench.normal(DType::f32, hi.shape()),
+             exp_avg_sq = bench.uninitialised(DType::f32, hi.shape());
+  TensorView gradient = bench.normal(DType::f32, hi.shape()), result = bench.uninitialised(DType::f64, {1});
+  bench.report("merge_halves", 8 * layer, [&] { ops::merge_halves(bench.context(), exp_avg_sq, hi, lo); });
+  bench.report("fill_zero", 4 * layer, [&] { ops::fill_zero(bench.context(), exp_avg_sq); });
+  bench.report("sum_of_squares", 4 * layer,
+               [&] { ops::sum_of_squares(bench.context(), result.as<double>(), gradient); });
+  const ops::AdamWScalars scalars =
+      ops::adamw_scalars({.learning_rate = 1e-5, .weight_decay = 0.01, .step = 10});
+  bench.report("adamw_device", 28 * layer, [&] {
+    ops::adamw_device(bench.context(),
+                      {hi.as<bf16>(), lo.as<std::int16_t>(), exp_avg.as<float>(), exp_avg_sq.as<float>(),
+                       gradient.as<float>(), layer_parameters},
+                      layer_parameters - 2 * hidden_size, scalars, scalars);
+  });
+}
+
+void norm_kernels(Bench& bench, std::int64_t tokens) {
+  const double hidden = static_cast<double>(tokens * hidden_size);
+  bench.next_case();
+  TensorView x = bench.normal(DType::bf16, {tokens, hidden_size}), dy = bench.normal(DType::bf16, x.shape());
+  TensorView residual = bench.normal(DType::bf16, x.shape()),
+             dx = bench.uninitialised(DType::bf16, x.shape());
+  TensorView weight = bench.normal(DType::f32, {hidden_size}),
+             dweight = bench.normal(DType::f32, weight.shape());
+  bench.report("rms_norm_forward", 4 * hidden,
+               [&] { ops::rms_norm_forward(bench.context(), dx, x, weight, 1e-6); });
+  for (const bool bypass : {false, true}) {
+    bench.report(bypass ? "rms_norm_backward, residual" : "rms_norm_backward", (bypass ? 8 : 6) * hidden,
+                 [&] {
+                   ops::rms_norm_backward(bench.context(),
+                                          {.dx = dx,
+                                           .dweight = dweight,
+                                           .dy = dy,
+                                           .x = x,
+                                           .weight = weight,
+                                           .residual = bypass ? ConstTensorView(residual) : ConstTensorView(),
+                                           .eps = 1e-6});
+                 });
+  }
+}
+
+void head_kernels(Bench& bench, std::int64_t tokens) {
+  std::vector<std::int32_t> positions(static_cast<std::size_t>(tokens));
+  for (std::size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<std::int32_t>(i);
+  constexpr std::int64_t stride = (query_heads + 2 * key_heads) * head_dim;
+  for (const std::int64_t heads : {query_heads, key_heads}) {
+    for (const bool norm : {false, true}) {
+      bench.next_case();
+      const std::int64_t width = heads * head_dim;
+      const double elements = static_cast<double>(tokens * width);
+      TensorView raw = bench.normal(DType::bf16, {tokens, stride}),
+                 draw = bench.uninitialised(DType::bf16, raw.shape());
+      TensorView out = bench.normal(DType::bf16, {tokens, heads, head_dim});
+      TensorView wide_out = bench.normal(DType::f32, out.shape());
+      TensorView bias = bench.normal(DType::f32, {width}), dbias = bench.normal(DType::f32, {width});
+      TensorView weight = bench.normal(DType::f32, {head_dim}),
+                 dweight = bench.normal(DType::f32, {head_dim});
+      ops::HeadTransform transform;
+      transform.cos = bench.normal(DType::f32, {tokens, head_dim / 2});
+      transform.sin = bench.normal(DType::f32, {tokens, head_dim / 2});
+      transform.positions = bench.integers(positions);
+      if (norm) {
+        transform.norm_weight = weight;
+        transform.norm_eps = 1e-6;
+      } else {
+        transform.bias = bias;
+      }
+      const ops::HeadColumns columns{stride, 0};
+      const std::string what = fmt::format("{} heads, {}, rope", heads, norm ? "norm" : "bias");
+      bench.report("head forward, " + what, 4 * elements,
+                   [&] { ops::head_transform_forward(bench.context(), out, raw, columns, transform); });
+      const bool keys = heads == key_heads;  // attention's gradients of keys are FP32
+      bench.report("head backward, " + what, ((keys ? 6 : 4) + (norm ? 2 : 0)) * elements, [&] {
+        ops::head_transform_backward(bench.context(),
+                                     {.draw = draw,
+                                      .draw_columns = columns,
+                                      .dout = keys ? wide_out : out,
+                                      .raw = raw,
+                                      .raw_columns = columns,
+                                      .dbias = norm ? TensorView() : dbias,
+                                      .dnorm_weight = norm ? dweight : TensorView()},
+                                     transform);
+      });
+    }
+  }
+}
+
+/// Token numbers as text has them: the k-th most frequent has a share of about 1/k.
+std::vector<std::int32_t> text_like_ids(std::int64_t tokens) {
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens));
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    ids[i] = static_cast<std::int32_t>(std::pow(static_cast<double>(vocab_size), uniform_at(2, 0, i))) - 1;
+  }
+  return ids;
+}
+
+void embedding_kernels(Bench& bench, std::int64_t tokens) {
+  std::vector<std::int32_t> spread(static_cast<std::size_t>(tokens));
+  for (std::size_t i = 0; i < spread.size(); ++i) {
+    spread[i] = static_cast<std::int32_t>(uniform_at(3, 0, i) * static_cast<double>(vocab_size));
+  }
+  const std::vector<std::int32_t> equal(spread.size(), 7);
+  bench.next_case();
+  TensorView table = bench.normal(DType::bf16, {vocab_size, hidden_size});
+  TensorView dtable = bench.normal(DType::f32, {vocab_size, hidden_size});
+  TensorView out = bench.normal(DType::bf16, {tokens, hidden_size});
+  const double hidden = static_cast<double>(tokens * hidden_size);
+  for (const auto& [name, values] :
+       {std::pair{"random ids", spread}, std::pair{"text-like ids", text_like_ids(tokens)},
+        std::pair{"equal ids", equal}}) {
+    std::vector<std::int32_t> distinct = values;
+    std::sort(distinct.begin(), distinct.end());
+    const double rows = static_cast<double>(std::unique(distinct.begin(), distinct.end()) - distinct.begin());
+    TensorView ids = bench.integers(values);
+    bench.report(fmt::format("embedding_forward, {}", name), 2 * hidden + 2 * rows * hidden_size,
+                 [&] { ops::embedding_forward(bench.context(), out, ConstTensorView(table), ids); });
+    bench.report(fmt::format("embedding_backward, {}", name), 2 * hidden + 8 * rows * hidden_size,
+                 [&] { ops::embedding_backward(bench.context(), dtable, out, ids); });
+  }
+}
+
+void loss_kernels(Bench& bench, std::int64_t tokens) {
+  bench.next_case();
+  TensorView logits = bench.normal(DType::f32, {tokens, vocab_size});
+  TensorView dlogits = bench.uninitialised(DType::bf16, logits.shape());
+  TensorView nll = bench.uninitialised(DType::f64, {tokens}), result = bench.uninitialised(DType::f64, {1});
+  TensorView targets = bench.integers(text_like_ids(tokens));
+  const double elements = static_cast<double>(tokens * vocab_size);
+  bench.report("cross_entropy", 10 * elements, [&] {
+    ops::cross_entropy(bench.context(),
+                       {.dlogits = dlogits, .nll = nll, .logits = logits, .targets = targets, .scale = 1e-4});
+  });
+  bench.report("cross_entropy, loss only", 4 * elements, [&] {
+    ops::cross_entropy(bench.context(),
+                       {.dlogits = {}, .nll = nll, .logits = logits, .targets = targets, .scale = 1e-4});
+  });
+  bench.report("add_sum (one thread adds)", 8.0 * static_cast<double>(tokens),
+               [&] { ops::add_sum(bench.context(), result.as<double>(), nll); });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::int64_t tokens = argc > 1 ? std::strtol(argv[1], nullptr, 10) : 8192;
+  if (tokens < 1) {
+    fmt::print(stderr, "kernels [tokens]: at least 1\n");
+    return exit_code::refused;
+  }
+  try {
+    const ops::Runtime runtime;
+    fmt::print("{}\n{} tokens, medians of {}\n", runtime.description(), tokens, repetitions);
+    Bench bench;
+    bench.measure_copy();
+    elementwise_kernels(bench, tokens);
+    norm_kernels(bench, tokens);
+    head_kernels(bench, tokens);
+    embedding_kernels(bench, tokens);
+    loss_kernels(bench, tokens);
+    return 0;
+  } catch (const Error& error) {
+    fmt::print(stderr, "{}\n", error.what());
+    return error.code();
+  }
+}

@@ -1,0 +1,101 @@
+#include "core/error.hpp"
+#include "ops/adamw.hpp"
+#include "ops/detail/launch.hpp"
+
+namespace layerstream::ops {
+
+#if defined(KOKKOS_ENABLE_CUDA)
+
+namespace {
+
+using detail::load_stored;
+using detail::store_stored;
+using detail::Values;
+
+/// The order of operations is that of ops/adamw.hpp; divisions and square roots are IEEE's.
+struct AdamWStep {
+  static constexpr int width = 8;
+  AdamWSlice slice;
+  std::int64_t num_matrix;
+  AdamWScalars matrix, other;
+
+  template <class Piece>
+  KOKKOS_INLINE_FUNCTION void operator()(const Piece& piece) const {
+    constexpr int n = Piece::width;
+    Values<bf16, n> hi = load_stored(piece, slice.hi);
+    Values<std::int16_t, n> lo = load_stored(piece, slice.lo);
+    Values<float, n> exp_avg = load_stored(piece, slice.exp_avg);
+    Values<float, n> exp_avg_sq = load_stored(piece, slice.exp_avg_sq);
+    const Values<float, n> gradients = load_stored(piece, slice.gradient);
+    for (int k = 0; k < n; ++k) {
+      const bool decayed = piece.first + k < num_matrix;
+      const auto scalar = [&](float AdamWScalars::*member) {
+        return decayed ? matrix.*member : other.*member;
+      };
+      const float gradient = scalar(&AdamWScalars::gradient_scale) * gradients.at[k];
+      const float m = Kokkos::fma(scalar(&AdamWScalars::beta1), exp_avg.at[k],
+                                  scalar(&AdamWScalars::one_minus_beta1) * gradient);
+      const float v = Kokkos::fma(scalar(&AdamWScalars::beta2), exp_avg_sq.at[k],
+                                  scalar(&AdamWScalars::one_minus_beta2) * (gradient * gradient));
+      const float denominator =
+          Kokkos::sqrt(v) / scalar(&AdamWScalars::sqrt_bias_correction2) + scalar(&AdamWScalars::eps);
+      const float old = merge(hi.at[k], lo.at[k]);
+      const float step = scalar(&AdamWScalars::minus_step_size) * (m / denominator);
+      const SplitFloat halves = split(old + Kokkos::fma(scalar(&AdamWScalars::minus_decay), old, step));
+      hi.at[k] = halves.hi;
+      lo.at[k] = halves.lo;
+      exp_avg.at[k] = m;
+      exp_avg_sq.at[k] = v;
+    }
+    store_stored(piece, slice.hi, hi);
+    store_stored(piece, slice.lo, lo);
+    store_stored(piece, slice.exp_avg, exp_avg);
+    store_stored(piece, slice.exp_avg_sq, exp_avg_sq);
+  }
+};
+
+void run(const Context& context, const AdamWSlice& slice, std::int64_t num_matrix, const AdamWScalars& matrix,
+         const AdamWScalars& other) {
+  detail::for_each_piece(
+      detail::execution_space(context), "layerstream::adamw", slice.n,
+      detail::whole_pieces(AdamWStep::width, {},
+                           {slice.hi, slice.lo, slice.exp_avg, slice.exp_avg_sq, slice.gradient}),
+      AdamWStep{slice, num_matrix, matrix, other});
+}
+
+}  // namespace
+
+#else
+
+namespace {
+
+/// On the calling thread: the engine's update lane runs beside the compute lane, and Kokkos' host regions
+/// must not be entered by two threads at once.
+void run(const Context&, const AdamWSlice& slice, std::int64_t num_matrix, const AdamWScalars& matrix,
+         const AdamWScalars& other) {
+  AdamWSlice matrices = slice;
+  matrices.n = num_matrix;
+  if (num_matrix > 0) adamw_host(matrices, matrix);
+  if (num_matrix == slice.n) return;
+  adamw_host({.hi = slice.hi + num_matrix,
+              .lo = slice.lo + num_matrix,
+              .exp_avg = slice.exp_avg + num_matrix,
+              .exp_avg_sq = slice.exp_avg_sq + num_matrix,
+              .gradient = slice.gradient + num_matrix,
+              .n = slice.n - num_matrix},
+             other);
+}
+
+}  // namespace
+
+#endif
+
+void adamw_device(const Context& context, const AdamWSlice& slice, std::int64_t num_matrix,
+                  const AdamWScalars& matrix, const AdamWScalars& other) {
+  LAYERSTREAM_EXPECT(slice.n >= 0, "an AdamW slice of {} parameters", slice.n);
+  LAYERSTREAM_EXPECT(num_matrix >= 0 && num_matrix <= slice.n,
+                     "an AdamW slice of {} parameters of which {} belong to matrices", slice.n, num_matrix);
+  run(context, slice, num_matrix, matrix, other);
+}
+
+}  // namespace layerstream::ops

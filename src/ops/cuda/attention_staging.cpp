@@ -1,0 +1,173 @@
+#include "ops/cuda/attention_staging.hpp"
+
+#include "core/error.hpp"
+#include "ops/detail/execution.hpp"
+#include "ops/detail/vector.hpp"
+
+namespace layerstream::ops::cuda {
+namespace {
+
+using detail::AttentionCall;
+using detail::AttentionShape;
+using detail::ExecutionSpace;
+using detail::Values;
+using Part = AttentionCall::QueryGradient;
+
+constexpr int piece_width = detail::lane_width<bf16>;
+using Piece = detail::Piece<piece_width, true>;
+
+/// Work item i writes entry i.
+struct WriteTable {
+  struct Entry {
+    std::int32_t row, queries, keys;
+  };
+  Entry entries[detail::attention_call_entries];
+  std::int32_t count, batch;
+  std::int64_t first_query;
+  std::int64_t heads, query_row, key_row;  // elements of a row of lse, queries, keys
+  AttentionTable table;
+
+  KOKKOS_FUNCTION void operator()(int i) const {
+    const bool real = i < count;
+    const Entry& entry = entries[real ? i : count - 1];
+    const std::int64_t query = entry.row + (real ? 0 : entry.queries);
+    const std::int64_t key = entry.row + (real ? 0 : entry.keys);
+    table.query_offsets[i] = query * query_row;
+    table.key_offsets[i] = key * key_row;
+    table.lse_offsets[i] = (first_query + query) * heads;
+    if (i == batch) return;
+    table.query_lengths[i] = real ? entry.queries : 0;
+    table.key_lengths[i] = real ? entry.keys : 0;
+  }
+};
+// Beyond this Kokkos would pass the functor through one buffer of constant memory, waiting for its last user.
+static_assert(sizeof(WriteTable) < 4000);
+
+struct TransposeLse {
+  float* out;
+  const float* lse;
+  std::int64_t queries, heads;
+
+  KOKKOS_FUNCTION void operator()(std::int64_t i) const {
+    const std::int64_t query = i % queries, head = i / queries % heads, entry = i / queries / heads;
+    out[i] = lse[(entry * queries + query) * heads + head];
+  }
+};
+
+/// Work item i adds one piece of dk and of dv.
+struct AddKeyGradients {
+  KeyGradients gradients;
+  const std::int64_t* offsets;  // null: entries lie one after the other
+  const std::int32_t* lengths;
+  std::int64_t entry_pieces, row_pieces;
+
+  KOKKOS_FUNCTION void operator()(std::int64_t i) const {
+    std::int64_t element = i * piece_width;
+    if (offsets != nullptr) {
+      const std::int64_t entry = i / entry_pieces, piece = i % entry_pieces;
+      if (piece >= lengths[entry] * row_pieces) return;
+      element = offsets[entry] + piece * piece_width;
+    }
+    add(Piece{element}, gradients.dk, gradients.dk_addend);
+    add(Piece{element}, gradients.dv, gradients.dv_addend);
+  }
+
+  KOKKOS_INLINE_FUNCTION static void add(const Piece& piece, float* sum, const bf16* addend) {
+    Values<float, piece_width> total = detail::load_piece(piece, sum);
+    const Values<float, piece_width> more = detail::load_piece(piece, addend);
+    for (int k = 0; k < piece_width; ++k) total.at[k] += more.at[k];
+    detail::store_piece(piece, sum, total);
+  }
+};
+
+struct SumQueryGradients {
+  bf16* dq;
+  float* sum;
+  const bf16* addend;
+  bool first, last;
+
+  KOKKOS_FUNCTION void operator()(std::int64_t i) const {
+    const Piece piece{i * piece_width};
+    Values<float, piece_width> total = detail::load_piece(piece, addend);
+    if (!first) {
+      const Values<float, piece_width> before = detail::load_piece(piece, static_cast<const float*>(sum));
+      for (int k = 0; k < piece_width; ++k) total.at[k] += before.at[k];
+    }
+    if (last) {
+      detail::store_piece(piece, dq, total);
+    } else {
+      detail::store_piece(piece, sum, total);
+    }
+  }
+};
+
+template <class Body>
+void for_each_index(const ExecutionSpace& space, const char* label, std::int64_t count, const Body& body) {
+  if (count == 0) return;
+  using Policy = Kokkos::RangePolicy<ExecutionSpace, Kokkos::IndexType<std::int64_t>>;
+  Kokkos::parallel_for(label, Policy(space, 0, count), body);
+}
+
+/// body(i) for i in [0, count).
+template <class Body>
+void for_each(const Context& context, const char* label, std::int64_t count, const Body& body) {
+  using Policy = Kokkos::RangePolicy<ExecutionSpace, Kokkos::IndexType<std::int64_t>>;
+  if (count > 0) Kokkos::parallel_for(label, Policy(detail::execution_space(context), 0, count), body);
+}
+
+}  // namespace
+
+AttentionTable::AttentionTable(void* memory, std::int64_t batch)
+    : query_offsets(static_cast<std::int64_t*>(memory)),
+      key_offsets(query_offsets + batch + 1),
+      lse_offsets(key_offsets + batch + 1),
+      query_lengths(reinterpret_cast<std::int32_t*>(lse_offsets + batch + 1)),
+      key_lengths(query_lengths + batch) {}
+
+void write_table(const Context& context, const AttentionTable& table, const AttentionCall& call,
+                 const AttentionShape& shape) {
+  WriteTable writer{.entries = {},
+                    .count = static_cast<std::int32_t>(call.entries.size()),
+                    .batch = static_cast<std::int32_t>(call.batch),
+                    .first_query = call.first_query(),
+                    .heads = shape.heads,
+                    .query_row = shape.query_stride(),
+                    .key_row = shape.key_stride(),
+                    .table = table};
+  LAYERSTREAM_EXPECT(writer.count <= detail::attention_call_entries, "{} entries", writer.count);
+  for (int i = 0; i < writer.count; ++i) {
+    const AttentionSegment& entry = call.entries[static_cast<std::size_t>(i)];
+    writer.entries[i] = {static_cast<std::int32_t>(entry.first_query - call.first_query()),
+                         static_cast<std::int32_t>(entry.num_queries),
+                         static_cast<std::int32_t>(entry.num_keys)};
+  }
+  using Policy = Kokkos::RangePolicy<ExecutionSpace, Kokkos::IndexType<int>>;
+  Kokkos::parallel_for("layerstream::attention_table",
+                       Kokkos::Experimental::require(
+                           Policy(detail::execution_space(context), 0, static_cast<int>(call.batch) + 1),
+                           Kokkos::Experimental::WorkItemProperty::HintLightWeight),
+                       writer);
+}
+
+void transpose_lse(const Context& context, float* out, const float* lse, std::int64_t batch,
+                   std::int64_t queries, std::int64_t heads) {
+  for_each_index(detail::execution_space(context), "layerstream::attention_transpose_lse",
+                 batch * queries * heads, TransposeLse{out, lse, queries, heads});
+}
+
+void add_key_gradients(const Context& context, const KeyGradients& gradients, const AttentionTable& table,
+                       const AttentionCall& call, const AttentionShape& shape) {
+  const std::int64_t row_pieces = shape.key_stride() / piece_width, entry_pieces = call.keys * row_pieces;
+  const auto entries = static_cast<std::int64_t>(call.entries.size());
+  for_each_index(detail::execution_space(context), "layerstream::attention_add_dk_dv", entries * entry_pieces,
+                 AddKeyGradients{gradients, call.ragged ? table.key_offsets : nullptr,
+                                 call.ragged ? table.key_lengths : nullptr, entry_pieces, row_pieces});
+}
+
+void sum_query_gradients(const Context& context, bf16* dq, float* sum, const bf16* addend,
+                         std::int64_t elements, Part part) {
+  for_each_index(detail::execution_space(context), "layerstream::attention_sum_dq", elements / piece_width,
+                 SumQueryGradients{dq, sum, addend, part == Part::first, part == Part::last});
+}
+
+}  // namespace layerstream::ops::cuda

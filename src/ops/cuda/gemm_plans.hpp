@@ -1,0 +1,98 @@
+#pragma once
+
+#include <cublasLt.h>
+
+#include <array>
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "core/dtype.hpp"
+#include "ops/context.hpp"
+
+namespace layerstream::ops::cuda {
+
+/// Workspace that a GEMM may use: NVIDIA's figure for Hopper (cuBLAS documentation, cublasSetWorkspace). A
+/// constant, so that the choice of an algorithm never depends on how much memory there is.
+inline constexpr std::size_t gemm_workspace_bytes = std::size_t{32} << 20;
+
+/// All that the choice of an algorithm depends on, for out (m, n) = op(a) · op(b) + addend in row-major
+/// order.
+struct GemmKey {
+  std::int64_t m, n, k;
+  DType compute, out;
+  bool a_transposed, b_transposed;
+  /// Bytes, as from alignment_class, of a, b, addend (out's without one) and out.
+  std::array<std::uint32_t, 4> alignment;
+
+  friend auto operator<=>(const GemmKey&, const GemmKey&) = default;
+};
+
+/// "GEMM (m, n, k) = ...", for messages.
+std::string describe(const GemmKey& key);
+
+/// Largest power of two up to 16 that divides the address. No kernel asks for more than 16 bytes (vector
+/// loads, TMA); stopping there keeps the choice, and with it the bits, the same wherever an aligned row
+/// begins.
+std::uint32_t alignment_class(const void* pointer);
+
+struct CublasDestroy {
+  void operator()(cublasLtHandle_t handle) const { (void)cublasLtDestroy(handle); }
+  void operator()(cublasLtMatmulDesc_t operation) const { (void)cublasLtMatmulDescDestroy(operation); }
+  void operator()(cublasLtMatrixLayout_t layout) const { (void)cublasLtMatrixLayoutDestroy(layout); }
+  void operator()(cublasLtMatmulPreference_t preference) const {
+    (void)cublasLtMatmulPreferenceDestroy(preference);
+  }
+};
+template <class Pointer>
+using CublasOwned = std::unique_ptr<std::remove_pointer_t<Pointer>, CublasDestroy>;
+
+/// A product in the column-major terms of cuBLASLt, where row-major out is outᵀ = op(b)ᵀ · op(a)ᵀ: its first
+/// operand is our b, its second our a.
+struct GemmDescriptors {
+  /// @throws CudaError
+  explicit GemmDescriptors(const GemmKey& key);
+
+  CublasOwned<cublasLtMatmulDesc_t> operation;
+  CublasOwned<cublasLtMatrixLayout_t> first, second, out;  // out also describes the addend
+};
+
+/// The heuristic's choices within gemm_workspace_bytes, best first, at most `count` and at least one. Sums
+/// that are split over the inner extent are added in the compute type, never in the output type.
+/// @throws CudaError if there is no algorithm.
+std::vector<cublasLtMatmulHeuristicResult_t> gemm_candidates(cublasLtHandle_t handle, const GemmKey& key,
+                                                             const GemmDescriptors& descriptors, int count);
+
+struct GemmPlan {
+  GemmDescriptors descriptors;
+  cublasLtMatmulAlgo_t algorithm;
+};
+
+/// One stream's cuBLASLt handle, and a plan for each product it has met. Used by one thread at a time.
+class GemmPlans {
+ public:
+  /// @throws CudaError
+  GemmPlans();
+
+  cublasLtHandle_t handle() const { return handle_.get(); }
+
+  /// The heuristic's first choice, asked for once per key and not timed: the same key gives the same
+  /// algorithm in every process on one GPU model and library version. The reference lives as long as this
+  /// object.
+  /// @throws CudaError
+  const GemmPlan& plan(const GemmKey& key);
+
+ private:
+  CublasOwned<cublasLtHandle_t> handle_;
+  std::map<GemmKey, GemmPlan> plans_;
+};
+
+/// Of the context's stream; defined beside Libraries. @throws ContractError if the context has no libraries.
+GemmPlans& gemm_plans(const Context& context);
+
+}  // namespace layerstream::ops::cuda

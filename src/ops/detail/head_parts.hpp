@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+
+#include "ops/detail/dispatch.hpp"
+
+namespace layerstream::ops::detail {
+
+/// The parts of a transform as pointers; nullptr leaves a part out.
+template <class T>
+struct HeadParts {
+  using A = MathOf<T>;
+  const A* bias;                  // (H, d)
+  const A* norm_weight;           // (d)
+  const A* cos;                   // (P, d / 2)
+  const A* sin;                   // (P, d / 2)
+  const std::int32_t* positions;  // (T)
+  A eps;
+};
+
+/// out[t, h, :] = transform of raw[t, h, :], see ops/heads.hpp.
+template <class T>
+struct HeadForward {
+  T* out;        // (T, H, d)
+  const T* raw;  // (T, row_stride), from this group's first column
+  std::int64_t row_stride, tokens, heads, head_dim;
+  HeadParts<T> parts;
+};
+
+/// Writes draw, and for each block of tokens the sums of what goes into dbias and dnorm_weight. D is the
+/// dtype of dout.
+template <class T, class D>
+struct HeadBackward {
+  using A = MathOf<T>;
+  T* draw;        // (T, draw_stride), from this group's first column
+  const D* dout;  // (T, H, d)
+  const T* raw;   // (T, raw_stride), from this group's first column; read only with a norm
+  std::int64_t draw_stride, raw_stride, tokens, heads, head_dim;
+  std::int64_t blocks, tokens_per_block;
+  HeadParts<T> parts;
+  A* bias_partials;  // (blocks, H, d) or nullptr
+  A* norm_partials;  // (blocks, H, d) or nullptr
+};
+
+}  // namespace layerstream::ops::detail

@@ -1,0 +1,11 @@
+#include "ops/libraries.hpp"
+
+namespace layerstream::ops {
+
+/// A CPU build keeps nothing between calls.
+struct Libraries::State {};
+
+Libraries::Libraries() : state_(std::make_unique<State>()) {}
+Libraries::~Libraries() = default;
+
+}  // namespace layerstream::ops

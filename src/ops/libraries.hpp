@@ -1,0 +1,27 @@
+#pragma once
+
+#include <memory>
+
+namespace layerstream::ops {
+
+/// What kernels need besides memory, made once and reused by every call: the execution space instance of each
+/// stream and, in a CUDA build, the handles of the vendor libraries with their cached plans. A CPU build
+/// needs nothing of the kind, and may leave it out of the Context.
+///
+/// Owned by whoever owns the streams, and destroyed before them. Calls on different streams may come from
+/// different threads; calls on one stream must not.
+class Libraries {
+ public:
+  Libraries();
+  ~Libraries();
+  Libraries(const Libraries&) = delete;
+  Libraries& operator=(const Libraries&) = delete;
+
+  struct State;
+  State& state() { return *state_; }
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace layerstream::ops

@@ -1,0 +1,274 @@
+#include "ops/detail/attention_calls.hpp"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "core/error.hpp"
+#include "core/random.hpp"
+
+namespace layerstream::test {
+namespace {
+
+using ops::AttentionSegment;
+using ops::detail::AttentionCall;
+using ops::detail::AttentionCost;
+using ops::detail::AttentionMask;
+using ops::detail::AttentionWorkspaceLayout;
+using ops::detail::Interval;
+using Part = AttentionCall::QueryGradient;
+
+struct Case {
+  const char* name;
+  AttentionCost cost;
+  std::vector<AttentionSegment> segments;
+  std::int64_t window = 0;
+
+  std::int64_t num_queries() const {
+    std::int64_t end = 0;
+    for (const AttentionSegment& s : segments) end = std::max(end, s.first_query + s.num_queries);
+    return end;
+  }
+  std::int64_t num_keys() const {
+    std::int64_t end = 0;
+    for (const AttentionSegment& s : segments) end = std::max(end, s.first_key + s.num_keys);
+    return end;
+  }
+  ops::AttentionLimits limits() const {
+    return {cost.heads,    cost.key_heads, cost.head_dim, DType::bf16,
+            num_queries(), num_keys(),     window,        cost.deterministic};
+  }
+};
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.name;
+}
+
+std::vector<AttentionSegment> squares(std::initializer_list<std::int64_t> lengths, std::int64_t earlier = 0) {
+  std::vector<AttentionSegment> segments;
+  std::int64_t at = 0;
+  for (const std::int64_t length : lengths) {
+    segments.push_back({at, length, at + earlier, length});
+    at += length;
+  }
+  return segments;
+}
+
+constexpr AttentionCost qwen{28, 4, 128, true};
+constexpr AttentionCost small_tiles{2048, 1024, 8, true};  // 256 by 256
+
+std::vector<Case> all_cases() {
+  return {
+      {"rows of one length", qwen, squares({256, 256, 256})},
+      {"rows of one length under a window", qwen, squares({256, 256}), 100},
+      {"rows of one odd length", qwen, squares({250, 250, 250})},
+      {"one token", qwen, squares({1})},
+      {"documents", qwen, squares({300, 5, 129, 1, 64, 257, 128, 0, 900})},
+      {"documents under a window", qwen, squares({300, 5, 129, 1, 64, 257, 128, 900}), 70},
+      {"documents late in a row", qwen, squares({300, 5, 129}, 1000)},
+      {"chunk of a row", qwen, {{0, 512, 0, 2048}}},
+      {"odd chunk of a row", qwen, {{0, 300, 0, 1111}}},
+      {"one query of many", qwen, {{0, 1, 0, 3000}}},
+      {"one query under a window", qwen, {{0, 1, 0, 3000}}, 40},
+      {"chunk under a window", qwen, {{0, 300, 0, 1111}}, 200},
+      {"chunk under a window of one", qwen, {{0, 300, 0, 1111}}, 1},
+      {"chunk, then documents", qwen, {{0, 90, 120, 370}, {90, 150, 490, 150}, {240, 60, 640, 60}}},
+      {"shared keys", qwen, {{0, 50, 0, 180}, {50, 70, 0, 250}, {120, 30, 100, 30}}},
+      {"any order", qwen, {{50, 40, 10, 40}, {0, 50, 100, 280}, {90, 10, 0, 10}}},
+      {"row of tiles", small_tiles, squares({1024})},
+      {"odd row of tiles", small_tiles, squares({1000})},
+      {"rows of tiles", small_tiles, squares({512, 512})},
+      {"documents of tiles", small_tiles, squares({10, 700, 256, 90})},
+      {"chunk of tiles", small_tiles, {{0, 600, 0, 1300}}},
+      {"chunk of tiles under a window", small_tiles, {{0, 600, 0, 1300}}, 300},
+      {"not deterministic", {28, 4, 128, false}, squares({300, 5, 129, 512})},
+  };
+}
+
+class AttentionCalls : public ::testing::TestWithParam<Case> {
+ protected:
+  const Case& c = GetParam();
+  std::vector<AttentionCall> forward() const {
+    return ops::detail::attention_forward_calls(c.segments, c.window);
+  }
+  std::vector<AttentionCall> backward() const {
+    return ops::detail::attention_backward_calls(c.segments, c.window, c.cost);
+  }
+};
+
+/// How often each query (rows) meets each key (columns).
+using Meetings = std::vector<std::vector<int>>;
+
+void meet(Meetings& meetings, const AttentionSegment& segment, AttentionMask mask, std::int64_t window) {
+  for (std::int64_t i = 0; i < segment.num_queries; ++i) {
+    // As cuDNN defines its masks: a diagonal from the top left or to the bottom right of the entry.
+    const std::int64_t diagonal =
+        mask == AttentionMask::bottom_right ? i + segment.num_keys - segment.num_queries : i;
+    for (std::int64_t j = 0; j < segment.num_keys; ++j) {
+      if (mask != AttentionMask::none && j > diagonal) continue;
+      if (window > 0 && j + window <= diagonal) continue;
+      ++meetings[static_cast<std::size_t>(segment.first_query + i)]
+                [static_cast<std::size_t>(segment.first_key + j)];
+    }
+  }
+}
+
+Meetings expected_meetings(const Case& c) {
+  Meetings meetings(static_cast<std::size_t>(c.num_queries()),
+                    std::vector<int>(static_cast<std::size_t>(c.num_keys())));
+  for (const AttentionSegment& segment : c.segments) {
+    for (std::int64_t i = 0; i < segment.num_queries; ++i) {
+      const Interval visible = ops::detail::visible_keys(segment, c.window, i);
+      for (std::int64_t j = visible.begin; j < visible.end; ++j) {
+        ++meetings[static_cast<std::size_t>(segment.first_query + i)]
+                  [static_cast<std::size_t>(segment.first_key + j)];
+      }
+    }
+  }
+  return meetings;
+}
+
+Meetings meetings_of(const Case& c, const std::vector<AttentionCall>& calls) {
+  Meetings meetings(static_cast<std::size_t>(c.num_queries()),
+                    std::vector<int>(static_cast<std::size_t>(c.num_keys())));
+  for (const AttentionCall& call : calls) {
+    for (const AttentionSegment& entry : call.entries) meet(meetings, entry, call.mask, call.window);
+  }
+  return meetings;
+}
+
+TEST_P(AttentionCalls, MeetEachVisiblePairOnce) {
+  EXPECT_EQ(meetings_of(c, forward()), expected_meetings(c));
+  EXPECT_EQ(meetings_of(c, backward()), expected_meetings(c));
+}
+
+TEST_P(AttentionCalls, FitTheirPlans) {
+  for (const auto& calls : {forward(), backward()}) {
+    for (const AttentionCall& call : calls) {
+      ASSERT_FALSE(call.entries.empty());
+      const auto count = static_cast<std::int64_t>(call.entries.size());
+      EXPECT_TRUE(call.ragged ? call.batch >= count && call.batch <= ops::detail::attention_call_entries
+                              : call.batch == count);
+      std::int64_t query = call.first_query();
+      for (const AttentionSegment& entry : call.entries) {
+        EXPECT_GT(entry.num_queries, 0);
+        EXPECT_EQ(entry.first_key - entry.first_query, call.first_key() - call.first_query());
+        if (call.mask == AttentionMask::causal) {
+          EXPECT_EQ(entry.num_queries, entry.num_keys);
+        }
+        if (call.ragged) {
+          EXPECT_GE(entry.first_query, query);
+          EXPECT_LE(entry.num_queries, call.queries);
+          EXPECT_LE(entry.num_keys, call.keys);
+        } else {
+          EXPECT_EQ(entry.first_query, query);
+          EXPECT_EQ(entry.num_queries, call.queries);
+          EXPECT_EQ(entry.num_keys, call.keys);
+        }
+        query = entry.first_query + entry.num_queries;
+      }
+    }
+  }
+}
+
+TEST_P(AttentionCalls, FitTheWorkspace) {
+  const AttentionWorkspaceLayout layout(c.limits());
+  const auto within = [&](std::size_t begin, std::size_t end, std::int64_t bytes) {
+    EXPECT_LE(begin + static_cast<std::size_t>(bytes), end);
+  };
+  EXPECT_EQ(layout.bytes, layout.plan + (layout.plan_bytes + 255) / 256 * 256);
+  for (const AttentionCall& call : forward()) {
+    EXPECT_LE(c.cost.forward_bytes(call.batch), layout.plan_bytes);
+  }
+  for (const AttentionCall& call : backward()) {
+    const std::size_t bytes = c.cost.backward_bytes(call.batch, call.queries, call.keys);
+    EXPECT_LE(bytes, layout.plan_bytes);
+    EXPECT_LE(bytes, ops::detail::attention_plan_bytes);
+    if (!call.ragged) within(layout.lse, layout.dk, 4 * call.batch * call.queries * c.cost.heads);
+    within(layout.dk, layout.dv, 2 * call.key_rows() * c.cost.key_heads * c.cost.head_dim);
+    within(layout.dv, layout.dq, 2 * call.key_rows() * c.cost.key_heads * c.cost.head_dim);
+    if (call.query_gradient == Part::whole) continue;
+    within(layout.dq, layout.dq_sum, 2 * call.query_rows() * c.cost.heads * c.cost.head_dim);
+    within(layout.dq_sum, layout.plan, 4 * call.query_rows() * c.cost.heads * c.cost.head_dim);
+  }
+}
+
+TEST_P(AttentionCalls, GatherEachQueryGradientInARow) {
+  const std::vector<AttentionCall> calls = backward();
+  std::vector<int> finished(static_cast<std::size_t>(c.num_queries()));
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    const Part part = calls[i].query_gradient;
+    if (part == Part::next || part == Part::last) {
+      ASSERT_GT(i, 0u);
+      EXPECT_TRUE(calls[i - 1].query_gradient == Part::first || calls[i - 1].query_gradient == Part::next);
+      EXPECT_EQ(calls[i - 1].first_query(), calls[i].first_query());
+      EXPECT_EQ(calls[i - 1].query_rows(), calls[i].query_rows());
+    }
+    if (part != Part::whole && part != Part::last) continue;
+    for (const AttentionSegment& entry : calls[i].entries) {
+      for (std::int64_t q = 0; q < entry.num_queries; ++q) {
+        ++finished[static_cast<std::size_t>(entry.first_query + q)];
+      }
+    }
+  }
+  EXPECT_EQ(finished, std::vector<int>(static_cast<std::size_t>(c.num_queries()), 1));
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, AttentionCalls, ::testing::ValuesIn(all_cases()));
+
+TEST(AttentionCallsOfRandomPacks, FitTheWorkspaceOfTheirLimitsAndNeedFewPlans) {
+  constexpr std::int64_t tokens = 8192;
+  const AttentionWorkspaceLayout layout(
+      {qwen.heads, qwen.key_heads, qwen.head_dim, DType::bf16, tokens, tokens});
+  std::set<std::tuple<std::int64_t, std::int64_t, std::int64_t, AttentionMask, bool>> plans;
+  for (std::uint64_t pack = 0; pack < 200; ++pack) {
+    std::vector<AttentionSegment> segments;
+    for (std::int64_t at = 0; at < tokens;) {
+      const double uniform = uniform_at(1, pack, segments.size());
+      const auto length =
+          std::min(tokens - at, std::int64_t{1} + static_cast<std::int64_t>(4000 * uniform * uniform));
+      segments.push_back({at, length, at, length});
+      at += length;
+    }
+    for (const AttentionCall& call : ops::detail::attention_backward_calls(segments, 0, qwen)) {
+      ASSERT_LE(qwen.backward_bytes(call.batch, call.queries, call.keys), layout.plan_bytes);
+      plans.emplace(call.batch, call.queries, call.keys, call.mask, call.ragged);
+    }
+  }
+  // Six buckets, each with a handful of batches.
+  EXPECT_LE(plans.size(), 30u);
+}
+
+TEST(AttentionCost, OfASquareIsWhatCudnn919AsksForOnHopper) {
+  // cuDNN 9.19 for sm_90; the bound adds a little for ragged batches.
+  const auto expect_near = [](std::size_t bound, std::size_t asked) {
+    EXPECT_GE(bound, asked);
+    EXPECT_LE(bound, asked + (64u << 10));
+  };
+  expect_near(qwen.backward_bytes(8, 1024, 1024), 588'120'320);
+  expect_near(qwen.backward_bytes(1, 8192, 8192), 3'876'454'656);
+  expect_near(qwen.backward_bytes(1, 2000, 8100), 1'055'869'952);
+  expect_near((AttentionCost{28, 4, 128, false}).backward_bytes(1, 8192, 8192), 235'798'784);
+  expect_near((AttentionCost{28, 28, 128, true}).backward_bytes(8, 1024, 1024), 470'679'808);
+}
+
+TEST(AttentionWorkspaceLayout, IsBoundedHoweverLongTheRow) {
+  const auto bytes = [](std::int64_t keys, std::int64_t window) {
+    return AttentionWorkspaceLayout({28, 4, 128, DType::bf16, 8192, keys, window}).bytes;
+  };
+  EXPECT_EQ(bytes(std::int64_t{1} << 19, 0), bytes(8192, 0));
+  EXPECT_LE(bytes(8192, 0), std::size_t{1200} << 20);
+  EXPECT_LE(bytes(std::int64_t{1} << 19, 4096), std::size_t{1200} << 20);
+}
+
+TEST(AttentionCallsUnderAHugeWindow, AreRefusedWithTheBytesTheyWouldNeed) {
+  const std::vector<AttentionSegment> row = {{0, 128, 0, 1 << 20}};
+  EXPECT_THROW(ops::detail::attention_backward_calls(row, 1 << 19, qwen), ResourceError);
+  EXPECT_NO_THROW(ops::detail::attention_backward_calls(row, 1 << 15, qwen));
+}
+
+}  // namespace
+}  // namespace layerstream::test
