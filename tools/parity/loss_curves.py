@@ -1,0 +1,257 @@
+#!/usr/bin/env python3
+"""Trains small models of every family with a layerstream binary and with Hugging Face transformers, and compares.
+
+    python tools/parity/loss_curves.py build/cuda/src/cli/layerstream
+
+Both start from the same files and take 50 AdamW steps; transformers runs on the GPU if there is one. The exact
+result is transformers in double precision. Against it, ours and transformers' own error in the same dtype:
+
+  loss max, mean   |loss - exact| / exact over the steps
+  norm             the same for the first step's gradient norm, before clipping
+  weights          |w - exact w| / |exact w - start|: of all weights after the last step, as exported
+
+transformers' bf16 runs twice: with the whole model in bf16 over fp32 master weights, and under autocast (which
+keeps the residual stream in fp32). Exit code 1 when a limit is broken (see `Limits`), a run fails, or
+transformers does not load an export as the model that it started from.
+
+A GPU is compared with a CPU by way of a record, which may come from another machine:
+
+    python tools/parity/loss_curves.py build/cpu/src/cli/layerstream --engine-only --steps 10 --record cpu.json
+    python tools/parity/loss_curves.py build/cuda/src/cli/layerstream --against cpu.json
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import transformers
+
+sys.path[1:1] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "goldens")]
+
+import check_export  # noqa: E402
+import engine  # noqa: E402
+import models  # noqa: E402
+import reference  # noqa: E402
+from curve import Curve  # noqa: E402
+
+# Which runs of transformers measure the noise of a dtype.
+NOISE = {"fp32": ("fp32",), "bf16": ("bf16", "bf16_autocast")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Our error may be `ratio` times transformers' (the larger of its runs), and always `floor`."""
+
+    ratio: float
+    loss_floor: float
+    norm_floor: float
+    weights_floor: float
+
+
+LIMITS = {
+    # The floors are for where transformers happens to be exact: 1e-5, as in the tests against goldens, and for
+    # the weights what both leave after a few steps. TF32 instead of fp32 is far beyond the latter two (emulated,
+    # three steps of llama: loss 6e-6, norm 4e-5, weights 1.3e-2).
+    "fp32": Limits(ratio=2.0, loss_floor=1e-5, norm_floor=1e-5, weights_floor=1e-4),
+    # The noise of one number has no reliable size: transformers' own two runs are up to nine times apart. Hence
+    # the floors: a bf16 rounding (2^-9) for the norm, a sixteenth of one for the loss, which averages many. The
+    # weights are millions of numbers and need none (the CPU build: 0.94 to 1.14 of the bf16 run's).
+    "bf16": Limits(ratio=1.5, loss_floor=2**-13, norm_floor=2**-9, weights_floor=0.0),
+}
+
+# Largest difference of loss and of first norm between two builds, which round at the same places but sum in
+# different orders. The losses are those of the first steps: noise grows with the steps, as it does between
+# transformers' runs (bf16 at step 8 of mistral: 3e-4).
+BUILD_STEPS = 10
+BETWEEN_BUILDS = {"fp32": (1e-6, 1e-6), "bf16": (2**-10, 2**-9)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Errors:
+    loss_max: float
+    loss_mean: float
+    norm: float
+    weights: float
+
+    @staticmethod
+    def of(curve, exact, start):
+        losses = curve.loss_errors(exact)
+        return Errors(
+            max(losses),
+            sum(losses) / len(losses),
+            curve.first_norm_error(exact),
+            curve.weight_error(exact, start),
+        )
+
+    @staticmethod
+    def largest(several):
+        return Errors(*(max(values) for values in zip(*map(dataclasses.astuple, several), strict=True)))
+
+
+def broken_limits(ours, noise, limits):
+    floors = Errors(limits.loss_floor, limits.loss_floor, limits.norm_floor, limits.weights_floor)
+    for field in dataclasses.fields(Errors):
+        value = getattr(ours, field.name)
+        allowed = max(limits.ratio * getattr(noise, field.name), getattr(floors, field.name))
+        if not value <= allowed:  # a NaN breaks it too
+            yield f"{field.name} {value:.2e}, at most {allowed:.2e} allowed"
+
+
+def print_header():
+    groups = ("loss max", "loss mean", "norm", "weights")
+    print(f"{'':26}" + "".join(f"{group:^25}" for group in groups))
+    print(f"{'model':12}{'dtype':14}" + f"{'ours':>8}{'HF':>9}{'ratio':>7} " * len(groups))
+
+
+def print_row(model, dtype, ours, theirs):
+    cells = ""
+    for field in dataclasses.fields(Errors):
+        a, b = getattr(ours, field.name), getattr(theirs, field.name)
+        cells += f"{a:8.1e}{b:9.1e}{a / b if b else float('inf'):7.2f} "
+    print(f"{model:12}{dtype:14}{cells}", flush=True)
+
+
+def export_problems(folder, dtype):
+    model, problems = check_export.load(folder / f"export.{dtype}", "auto")
+    source, source_problems = check_export.load(folder / "model", "auto")
+    return problems + source_problems + check_export.differences(model, source)
+
+
+@dataclasses.dataclass
+class Inputs:
+    case: models.Case
+    folder: Path
+    weights: dict
+    rows: torch.Tensor
+
+    @staticmethod
+    def make(case, scratch):
+        inputs = Inputs(case, scratch / case.name, models.random_weights(case), models.random_rows(case))
+        inputs.folder.mkdir(parents=True)
+        models.save_model(case, inputs.weights, inputs.folder / "model")
+        models.save_rows(inputs.rows, inputs.folder / "rows.safetensors")
+        return inputs
+
+
+def compare_with_transformers(inputs, ours, steps, problems):
+    def run(kind):
+        return reference.train(inputs.case, inputs.weights, inputs.rows, steps, kind)
+
+    def errors(curve):
+        return Errors.of(curve, exact, inputs.weights)
+
+    name = inputs.case.name
+    exact = run("fp64")
+    for dtype, curve in ours.items():
+        theirs = {kind: errors(run(kind)) for kind in NOISE[dtype]}
+        own = errors(curve)
+        for kind, noise in theirs.items():
+            print_row(name, kind, own, noise)
+        broken = broken_limits(own, Errors.largest(theirs.values()), LIMITS[dtype])
+        problems += [f"{name} {dtype}: {problem}" for problem in broken]
+        problems += [f"{name} {dtype}: export: {problem}" for problem in export_problems(inputs.folder, dtype)]
+
+
+def record_of(inputs, ours):
+    curves = {dtype: {"loss": curve.losses, "grad_norm": curve.grad_norms} for dtype, curve in ours.items()}
+    return {"start": models.digest(inputs.weights, inputs.rows), "curves": curves}
+
+
+def compare_with_record(name, now, record, problems):
+    """A shorter run is the beginning of a longer one: the learning rate is constant."""
+    if name not in record or record[name]["start"] != now["start"]:
+        problems.append(f"{name}: the record holds no run from the same weights and rows")
+        return
+    for dtype in sorted(now["curves"].keys() & record[name]["curves"].keys()):
+        both = [curves["curves"][dtype] for curves in (now, record[name])]
+        steps = min(BUILD_STEPS, *(len(curve["loss"]) for curve in both))
+        ours, other = (Curve(curve["loss"][:steps], curve["grad_norm"][:steps]) for curve in both)
+        loss, norm = max(ours.loss_errors(other)), ours.first_norm_error(other)
+        print(f"{name:12}{dtype:14}from the record, {steps} steps: loss max {loss:.1e}, norm {norm:.1e}", flush=True)
+        loss_limit, norm_limit = BETWEEN_BUILDS[dtype]
+        if not (loss <= loss_limit and norm <= norm_limit):
+            problems.append(f"{name} {dtype}: from the record, at most {loss_limit:.1e} and {norm_limit:.1e} allowed")
+
+
+def train_ours(arguments, inputs):
+    return {
+        dtype: engine.train(arguments.binary, inputs.folder, arguments.steps, dtype, arguments.set)
+        for dtype in arguments.dtypes
+    }
+
+
+def compare(arguments, scratch, problems):
+    cases = [case for case in models.CASES if not arguments.only or case.name in arguments.only]
+    all_inputs = [Inputs.make(case, scratch) for case in cases]
+    record = {}
+    against = json.loads(arguments.against.read_text()) if arguments.against else None
+    if not arguments.engine_only:
+        print_header()
+    # The engine's processes run beside this one's transformers.
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as pool:
+        runs = [pool.submit(train_ours, arguments, inputs) for inputs in all_inputs]
+        for inputs, run in zip(all_inputs, runs, strict=True):
+            name = inputs.case.name
+            try:
+                ours = run.result()
+            except engine.EngineFailure as failure:
+                problems.append(f"{name}: {failure}")
+                continue
+            record[name] = record_of(inputs, ours)
+            if against is not None:
+                compare_with_record(name, record[name], against, problems)
+            if not arguments.engine_only:
+                compare_with_transformers(inputs, ours, arguments.steps, problems)
+    if arguments.record:
+        arguments.record.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("binary", type=Path, help="layerstream")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--only", nargs="+", choices=[case.name for case in models.CASES], help="these models")
+    parser.add_argument("--dtypes", nargs="+", choices=sorted(NOISE), default=["fp32", "bf16"])
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed to layerstream train")
+    parser.add_argument("--engine-only", action="store_true", help="no transformers, for --record and --against")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write our curves")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="compare our curves with recorded ones")
+    parser.add_argument("--scratch", type=Path, help="keep models, runs and exports in this new directory")
+    arguments = parser.parse_args()
+    if not arguments.binary.is_file():
+        parser.error(f"{arguments.binary}: no such file")
+    arguments.binary = arguments.binary.resolve()
+    return arguments
+
+
+def main():
+    arguments = parse_arguments()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    reference.prepare()
+    start = time.monotonic()
+    print(
+        f"torch {torch.__version__}, transformers {transformers.__version__} on {reference.description()}; "
+        f"{arguments.steps} steps of {models.ROWS} rows of {models.SEQUENCE} tokens"
+    )
+    problems = []
+    if arguments.scratch:
+        arguments.scratch.mkdir(parents=True)
+        compare(arguments, arguments.scratch.resolve(), problems)
+    else:
+        with tempfile.TemporaryDirectory(prefix="layerstream-parity-") as scratch:
+            compare(arguments, Path(scratch), problems)
+    print(f"{time.monotonic() - start:.0f} s")
+    if problems:
+        sys.exit("\n".join(problems))
+    print("OK")
+
+
+if __name__ == "__main__":
+    main()
