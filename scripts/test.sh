@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Sets up, builds and tests everything in Release, then under AddressSanitizer and UndefinedBehaviorSanitizer:
-# all of it where time permits, else the folders that handle memory and files.
+# Sets up, builds and tests everything in Release; compiles the CUDA sources where there is a toolkit; then tests
+# under AddressSanitizer and UndefinedBehaviorSanitizer: all of it where time permits, else the folders that
+# handle memory and files.
 #
 #   scripts/test.sh [BUDGET_SECONDS]         default 1500, meant for two cores
 set -euo pipefail
@@ -26,6 +27,7 @@ build_seconds=$((SECONDS - start))
 start=$SECONDS
 run_tests cpu || failed+=("Release tests")
 test_seconds=$((SECONDS - start))
+scripts/check-cuda.sh || failed+=("compilation for CUDA")
 
 # Estimate: a sanitizer build takes 1.5 times, its tests 8 times as long as in Release. A Release build that
 # ccache served says nothing about the other one, so at least 300 s are taken for it.

@@ -115,6 +115,9 @@ Engine::Engine(const ModelSpec& spec, const RunConfig& config, EngineMode mode, 
                            stream);
   device.synchronize();
 
+  libraries_.prepare(stream);
+  if (!shape_.schedule.device_update.elements.empty()) libraries_.prepare(device.stream(Lane::update));
+
   runner_ = std::make_unique<StepRunner>(StepRunner::Parts{.shape = shape_,
                                                            .device_buffers = *device_buffers_,
                                                            .host_buffers = *host_buffers_,

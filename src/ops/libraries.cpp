@@ -7,5 +7,6 @@ struct Libraries::State {};
 
 Libraries::Libraries() : state_(std::make_unique<State>()) {}
 Libraries::~Libraries() = default;
+void Libraries::prepare(StreamView) {}
 
 }  // namespace layerstream::ops

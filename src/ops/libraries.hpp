@@ -2,6 +2,8 @@
 
 #include <memory>
 
+#include "core/stream.hpp"
+
 namespace layerstream::ops {
 
 /// What kernels need besides memory, made once and reused by every call: the execution space instance of each
@@ -16,6 +18,9 @@ class Libraries {
   ~Libraries();
   Libraries(const Libraries&) = delete;
   Libraries& operator=(const Libraries&) = delete;
+
+  /// Makes what kernels on `stream` need, which their first call would otherwise do: allocations among it.
+  void prepare(StreamView stream);
 
   struct State;
   State& state() { return *state_; }

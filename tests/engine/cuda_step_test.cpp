@@ -57,7 +57,7 @@ std::size_t free_device_memory() {
   return free;
 }
 
-TEST_P(WarmStep, AllocatesNothingAndWaitsForTheDeviceOnTheHostLaneAndAtItsEndOnly) {
+TEST_P(WarmStep, AllocatesNothingAndItsLanesOfKernelsNeverWait) {
   const ModelSpec spec = tiny_spec(true);
   RunConfig run = tiny_run();
   GetParam().turn(run);
@@ -92,13 +92,17 @@ TEST_P(WarmStep, AllocatesNothingAndWaitsForTheDeviceOnTheHostLaneAndAtItsEndOnl
           EXPECT_EQ(call.thread, std::this_thread::get_id());
           break;
         case CudaCall::Kind::event_wait:
-          EXPECT_TRUE(observer.threads(Lane::host).contains(call.thread))
-              << "on another lane than the host's";
+          EXPECT_FALSE(observer.threads(Lane::compute).contains(call.thread) ||
+                       observer.threads(Lane::update).contains(call.thread))
+              << "on a lane of kernels";
           break;
+        case CudaCall::Kind::synchronous_copy:
+          // Kokkos brings tables to the device when a source file's kernels are first launched.
+          if (step == 2) break;
+          [[fallthrough]];
         case CudaCall::Kind::allocation:
         case CudaCall::Kind::device_wait:
         case CudaCall::Kind::pageable_copy:
-        case CudaCall::Kind::synchronous_copy:
           ADD_FAILURE() << "not in a warm step";
           break;
       }

@@ -16,6 +16,9 @@ StreamState& Libraries::State::of(StreamView stream) {
 
 Libraries::Libraries() : state_(std::make_unique<State>()) {}
 Libraries::~Libraries() = default;
+void Libraries::prepare(StreamView stream) {
+  state_->of(stream);
+}
 
 namespace detail {
 
