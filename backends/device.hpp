@@ -67,6 +67,8 @@ class Device {
   virtual std::unique_ptr<Event> make_event() = 0;
   /// Times marks on this device's streams; lives no longer than the device.
   virtual std::unique_ptr<DeviceClock> make_clock() = 0;
+  /// True after a fault (an illegal address, a failed launch) that no later call gets over.
+  virtual bool is_lost() const = 0;
   /// Blocks until all streams have done what was ordered on them (between steps only).
   virtual void synchronize() = 0;
   /// Fills device memory with a byte that reads as NaN in fp32 and bf16 (diagnostics). Ordered on `stream`.

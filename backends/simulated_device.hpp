@@ -25,6 +25,7 @@ class SimulatedDevice final : public Device {
   Link& link() override { return link_; }
   std::unique_ptr<Event> make_event() override;
   std::unique_ptr<DeviceClock> make_clock() override;
+  bool is_lost() const override { return false; }
   void synchronize() override {}
   void poison(void* data, std::size_t bytes, StreamView stream) override;
   void set_profiled(bool) noexcept override {}

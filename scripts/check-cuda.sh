@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Compiles every source that a CUDA build has, for sm_90, without linking: needs the CUDA toolkit and cuDNN's
-# headers, but no GPU, no driver and no CUDA-enabled Kokkos. Where there is no toolkit it says so and ends well.
+# Compiles every source that a CUDA build has, for one architecture (90 by default), without linking: needs the
+# CUDA toolkit and cuDNN's headers, but no GPU, no driver and no CUDA-enabled Kokkos. Where there is no toolkit it
+# says so and ends well.
 #
-#   scripts/check-cuda.sh
+#   scripts/check-cuda.sh [89|90|120]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-build=build/cuda-check
+architecture=${1:-90}
+build=build/cuda-check-$architecture
 venv=.deps/cuda-check
 chosen=.deps/layerstream-deps.cmake
 
@@ -39,7 +41,7 @@ if command -v ccache >/dev/null; then
   arguments+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
 fi
 "$venv/bin/cmake" -S . -B "$build" -G Ninja "${arguments[@]}" -DCMAKE_BUILD_TYPE=Release \
-  -DLAYERSTREAM_ENABLE_CUDA=ON -DLAYERSTREAM_CUDA_COMPILE_CHECK=ON \
+  -DCMAKE_CUDA_ARCHITECTURES="$architecture" -DLAYERSTREAM_ENABLE_CUDA=ON -DLAYERSTREAM_CUDA_COMPILE_CHECK=ON \
   -DCMAKE_CUDA_COMPILER="$nvcc" -DLAYERSTREAM_CUDNN_FRONTEND_INCLUDE_DIR="$headers" >"$build.log" 2>&1 || {
   cat "$build.log" >&2
   exit 1

@@ -102,7 +102,7 @@ CudaDevice::CudaDevice(std::optional<std::size_t> memory_limit) {
       .numa_node = numa_node_of(properties_)};
   std::size_t free = 0, total = 0;
   LAYERSTREAM_CUDA(cudaMemGetInfo(&free, &total));
-  memory_limit_ = memory_limit.value_or(free);
+  memory_limit_ = std::min(memory_limit.value_or(free), free);
   // Optimizer kernels are short and copies wait for them: they go before the passes' next thread blocks.
   int least = 0, greatest = 0;
   LAYERSTREAM_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
@@ -177,6 +177,12 @@ std::size_t CudaDevice::used_bytes() const {
 void CudaDevice::set_profiled(bool profiled) noexcept {
   // Without a profiler these do nothing; a failure is no reason to lose a run.
   (void)(profiled ? cudaProfilerStart() : cudaProfilerStop());
+}
+
+bool CudaDevice::is_lost() const {
+  const cudaError_t status = cudaStreamQuery(streams_[static_cast<std::size_t>(Lane::compute)]);
+  (void)cudaGetLastError();
+  return status != cudaSuccess && status != cudaErrorNotReady;
 }
 
 void CudaDevice::synchronize() {

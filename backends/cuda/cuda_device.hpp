@@ -14,7 +14,7 @@ namespace layerstream {
 /// The process's first visible CUDA GPU.
 class CudaDevice final : public Device {
  public:
-  /// @param memory_limit bytes that may be allocated, overhead included; none: what is free now.
+  /// @param memory_limit bytes that may be allocated, overhead included; never more than what is free now.
   /// Throws ResourceError without a driver or a GPU, saying which and what to do.
   explicit CudaDevice(std::optional<std::size_t> memory_limit);
   ~CudaDevice() override;
@@ -34,6 +34,7 @@ class CudaDevice final : public Device {
   Link& link() override { return link_; }
   std::unique_ptr<Event> make_event() override;
   std::unique_ptr<DeviceClock> make_clock() override;
+  bool is_lost() const override;
   void synchronize() override;
   void poison(void* data, std::size_t bytes, StreamView stream) override;
   void set_profiled(bool profiled) noexcept override;

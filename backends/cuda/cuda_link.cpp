@@ -34,12 +34,6 @@ class CudaLink::StagingRing {
       LAYERSTREAM_CUDA(cudaEventCreateWithFlags(&slot.done, cudaEventDisableTiming | cudaEventBlockingSync));
     }
   }
-  ~StagingRing() {
-    for (Slot& slot : slots_) {
-      if (slot.done != nullptr) cudaEventDestroy(slot.done);
-      if (slot.buffer != nullptr) cudaFreeHost(slot.buffer);
-    }
-  }
   StagingRing(const StagingRing&) = delete;
   StagingRing& operator=(const StagingRing&) = delete;
 
@@ -75,6 +69,14 @@ class CudaLink::StagingRing {
  private:
   static constexpr std::size_t slot_bytes = std::size_t{8} << 20;
   struct Slot {
+    Slot() = default;
+    ~Slot() {
+      if (done != nullptr) cudaEventDestroy(done);
+      if (buffer != nullptr) cudaFreeHost(buffer);
+    }
+    Slot(const Slot&) = delete;
+    Slot& operator=(const Slot&) = delete;
+
     void* buffer = nullptr;
     cudaEvent_t done = nullptr;
 

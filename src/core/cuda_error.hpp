@@ -18,6 +18,7 @@ inline void check_cuda(cudaError_t status, const char* call, const char* file, i
   (void)cudaGetLastError();
   // An error that stays belongs to earlier work on the device, whichever call it comes out of.
   const bool stays = cudaPeekAtLastError() != cudaSuccess || cudaStreamQuery(cudaStreamLegacy) == status;
+  (void)cudaGetLastError();
   throw CudaError(fmt::format(
       "{} failed: {} ({}) at {}:{}{}", call, cudaGetErrorString(status), cudaGetErrorName(status), file, line,
       stays ? "; an earlier kernel or copy caused it, which CUDA_LAUNCH_BLOCKING=1 names" : ""));

@@ -59,7 +59,8 @@ std::vector<std::string> alarms_of(const StepReport& report, const MeasuredRates
   if (saturated || report.wait_for(Lane::host) >= noticeable * report.seconds) {
     alarms.push_back(fmt::format(
         "host {}: the optimizer's share of the host moves {:.1f} GB/s of {:.1f} GB/s measured, and the device "
-        "waited {} of the step for it; raise optimizer_device_share, or more tokens a step",
+        "waited {} of the step for it; raise optimizer_device_share or resident_blocks (deferred updates), or take more "
+        "tokens a step",
         saturated ? "memory saturated" : "update too slow", 1e-9 * host.rate(), 1e-9 * measured.host_memory,
         percent(report.wait_for(Lane::host) / report.seconds)));
   }

@@ -38,6 +38,17 @@ ChunkPlan continuation(std::span<const std::int32_t> tokens, std::int64_t past) 
 
 }  // namespace
 
+namespace {
+
+/// Whether kernels take weights from host memory of a device that knows the host's pages only if they are
+/// pinned.
+bool reads_unshared_host_memory(const RunConfig& config, const Device& device) {
+  return config.backend == BackendChoice::coherent && !device.uses_host_memory() &&
+         !device.capabilities().shares_host_page_tables;
+}
+
+}  // namespace
+
 std::unique_ptr<MemoryBackend> make_backend(const RunConfig& config, Device& device) {
   switch (config.backend) {
     case BackendChoice::automatic:
@@ -48,6 +59,11 @@ std::unique_ptr<MemoryBackend> make_backend(const RunConfig& config, Device& dev
         throw ConfigError(
             "backend: coherent: this device does not share the host's page tables; set allow_emulation: "
             "true to emulate it, or backend: explicit");
+      }
+      if (config.pin_memory == PinMemory::off && reads_unshared_host_memory(config, device)) {
+        throw ConfigError(
+            "pin_memory: off: the emulated coherent backend's kernels read host memory, which must be pinned for them; "
+            "use auto or required, or backend: explicit");
       }
       return std::make_unique<CoherentBackend>(device.link());
   }
@@ -79,19 +95,22 @@ Engine::Engine(const ModelSpec& spec, const RunConfig& config, EngineMode mode, 
   const HostBudget budget = host_budget(config);
   check_memory(planned, budget, device);
 
+  // Device memory first: what is refused costs no minute of touching host memory.
+  device_region_ = device.allocate(padded(planned.total(Space::device) - device.overhead_bytes()));
   host_region_ = HostRegion(padded(planned.total(Space::host)), {.component = "model state",
                                                                  .numa_node = numa_node(config, device),
                                                                  .pool = &pool_,
                                                                  .available_bytes = config.host_memory_limit,
                                                                  .progress = allocation_progress});
+  // Kernels of an emulated coherent backend read host memory where it lies, which must be mapped for them.
+  const bool must_pin =
+      config.pin_memory == PinMemory::required || reads_unshared_host_memory(config, device);
   if (config.pin_memory != PinMemory::off) {
-    host_pin_ = device.pin(host_region_.data(), host_region_.bytes(),
-                           config.pin_memory == PinMemory::required, allocation_progress);
+    host_pin_ = device.pin(host_region_.data(), host_region_.bytes(), must_pin, allocation_progress);
   }
   if (device.overhead_bytes() > 0) {
     ledger_.add(Space::device, "context and libraries", device.overhead_bytes());
   }
-  device_region_ = device.allocate(padded(planned.total(Space::device) - device.overhead_bytes()));
   Arena host(Space::host, host_region_.data(), host_region_.bytes(), ledger_);
   store_ = std::make_unique<ParameterStore>(shape_.layout, host, shape_.schedule.train);
   host_buffers_ = std::make_unique<HostBuffers>(shape_, host);
@@ -269,9 +288,10 @@ std::vector<float> Engine::gradient(int block, const Parameter& parameter) const
     device_.synchronize();
   }
   const auto slab = static_cast<std::size_t>(host_gradient_slab(shape_.schedule, block));
-  const float* const home = host_buffers_->gradients[slab].as<float>() - kept;
-  std::copy(home + parameter.offset + on_device, home + parameter.offset + parameter.numel(),
-            values.begin() + on_device);
+  if (on_device == parameter.numel()) return values;
+  const float* const home =
+      host_buffers_->gradients[slab].as<float>() + (parameter.offset + on_device - kept);
+  std::copy(home, home + (parameter.numel() - on_device), values.begin() + on_device);
   return values;
 }
 

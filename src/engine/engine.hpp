@@ -81,6 +81,11 @@ class Engine {
     resident_is_current_ = false;
     return *store_;
   }
+  /// To read only. Throws as above.
+  const ParameterStore& parameters() const {
+    LAYERSTREAM_EXPECT(!resident_has_moved_, "the device has newer state; apply_pending brings it");
+    return *store_;
+  }
   const EngineShape& shape() const { return shape_; }
   const Ledger& ledger() const { return ledger_; }
   const MemoryBackend& backend() const { return *backend_; }
@@ -93,8 +98,8 @@ class Engine {
   /// The schedule that ran last.
   const Schedule& schedule() const { return schedule_; }
 
-  /// Gradients of the last training step on the host, fp32, unscaled (deferred updates, before the next
-  /// step): of one parameter.
+  /// A copy of the gradients of the last training step, wherever they wait, fp32, unscaled (deferred updates,
+  /// before the next step): of one parameter.
   std::vector<float> gradient(int block, const Parameter& parameter) const;
 
  private:
@@ -122,7 +127,7 @@ class Engine {
   Executor executor_;
   std::vector<BlockCost> costs_;
   Schedule schedule_;
-  std::optional<ops::AdamWSettings> pending_;  ///< gradients wait in host slabs for this update
+  std::optional<ops::AdamWSettings> pending_;  ///< gradients wait for this update
   std::int64_t sequence_length_ = 0;
   bool resident_is_current_ = false;  ///< else the host's copy of resident state is newer
   bool resident_has_moved_ = false;   ///< the host's copy is older
@@ -136,7 +141,7 @@ std::unique_ptr<MemoryBackend> make_backend(const RunConfig& config, Device& dev
 /// The host node that buffers are bound to: the configuration's, else the device's, if there is a choice.
 std::optional<int> numa_node(const RunConfig& config, const Device& device);
 
-/// Threads of the optimizer lane: optimizer_threads, else the CPUs that this process may use.
+/// Threads of the host lane's optimizer: optimizer_threads, else the CPUs that this process may use.
 int optimizer_threads(const RunConfig& config);
 
 }  // namespace layerstream

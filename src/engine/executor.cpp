@@ -2,6 +2,7 @@
 
 #include <array>
 #include <condition_variable>
+#include <cstdio>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -173,7 +174,16 @@ void Executor::run(const Schedule& schedule, OperationRunner& runner, ExecutionO
     if (!state.failure) state.failure = std::current_exception();
   }
   if (observer != nullptr) observer->end();
-  if (state.failure) std::rethrow_exception(state.failure);
+  if (!state.failure) return;
+  // What is torn down on the way to whoever would tell may call a lost device and end the program.
+  if (state.device.is_lost()) {
+    try {
+      std::rethrow_exception(state.failure);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "layerstream: the device is lost: %s\n", error.what());
+    }
+  }
+  std::rethrow_exception(state.failure);
 }
 
 void ObserverList::begin(const Schedule& schedule) {

@@ -13,7 +13,8 @@ namespace layerstream {
 class OperationRunner {
  public:
   virtual ~OperationRunner() = default;
-  /// Asynchronous on `stream` for device lanes, done on return for the host lane.
+  /// Asynchronous on `stream` for device lanes (but see CudaLink for host memory that is not pinned), done on
+  /// return for the host lane.
   virtual void run(const Operation& operation, StreamView stream) = 0;
 };
 
@@ -51,7 +52,8 @@ class ObserverList final : public ExecutionObserver {
 };
 
 /// Runs schedules: a thread for each lane but compute, which is the calling thread's; dependencies
-/// between lanes are events, and nothing else waits.
+/// between lanes are events. Lanes of kernels wait for them on their streams, lanes of copies and the host's
+/// with their threads.
 class Executor {
  public:
   /// @param device outlives the executor.

@@ -111,7 +111,7 @@ class StepBuilder {
                      .lane = settings_.fetch_lane,
                      .block = block,
                      .weight_slot = slot,
-                     .bytes = cost(block).fetch_bytes,
+                     .bytes = fetch_bytes(block),
                      .dependencies = {}},
                     host_weights(block), {{Kind::weight_slot, slot}});
   }
@@ -535,6 +535,17 @@ class StepBuilder {
     const bool recomputes_gemms = settings_.activation_policy != ActivationPolicy::all;
     const bool recomputes_attention = settings_.activation_policy == ActivationPolicy::input;
     return (recomputes_gemms ? 3.0 : 2.0) * gemms + (recomputes_attention ? 3.5 : 2.5) * attention;
+  }
+
+  /// What a block's weights bring over the link: nothing of resident ones.
+  std::int64_t fetch_bytes(int block) const {
+    const DeviceUpdate& device = settings_.device_update;
+    if (block == head_ && settings_.head_uses_embedding && device.is_resident(0)) {
+      return device.is_resident(head_)
+                 ? 0
+                 : std::max<std::int64_t>(0, cost(head_).fetch_bytes - cost(0).fetch_bytes);
+    }
+    return device.is_resident(block) ? 0 : cost(block).fetch_bytes;
   }
 
   /// The part of a block's `bytes` that belongs to so many of its elements.

@@ -104,7 +104,7 @@ struct ScheduleSettings {
   bool head_uses_embedding = false;
   bool train = true;            ///< false: forward and loss only
   bool logits_only = false;     ///< forward, and logits instead of the loss
-  bool pending_update = false;  ///< gradients of the step before wait in host slabs
+  bool pending_update = false;  ///< gradients of the step before wait
   bool load_resident = false;   ///< the resident blocks' state is newer on the host
   Lane fetch_lane = Lane::h2d;
   int weight_slots = 2;

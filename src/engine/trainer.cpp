@@ -399,8 +399,8 @@ std::filesystem::path Trainer::write_checkpoint() {
                                                   ? std::vector<std::filesystem::path>{}
                                                   : companion_files(run.model_name_or_path)};
   const std::filesystem::path path = save_checkpoint(
-      run.output_dir, engine_->parameters(), state_, extras, std::make_shared<io::FileSystem>(),
-      [&](int done, int total) { heartbeat.set_done(done, total); });
+      run.output_dir, std::as_const(*engine_).parameters(), state_, extras,
+      std::make_shared<io::FileSystem>(), [&](int done, int total) { heartbeat.set_done(done, total); });
   if (run.save_total_limit > 0) io::prune(run.output_dir, run.save_total_limit, state_.global_step);
   log_.info("saved {}", path.string());
   return path;

@@ -12,7 +12,7 @@ class Runtime {
  public:
   /// The number of threads of a CPU build follows OMP_NUM_THREADS, else the affinity mask. A CUDA build runs
   /// on the first GPU that CUDA_VISIBLE_DEVICES leaves.
-  /// @throws CudaError in a CUDA build without a driver or a GPU that can run its kernels.
+  /// @throws ResourceError in a CUDA build without a driver or a GPU that can run its kernels.
   Runtime();
   ~Runtime();
   Runtime(const Runtime&) = delete;

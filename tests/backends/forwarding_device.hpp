@@ -24,6 +24,7 @@ class ForwardingDevice : public Device {
   Link& link() override { return device_.link(); }
   std::unique_ptr<Event> make_event() override { return device_.make_event(); }
   std::unique_ptr<DeviceClock> make_clock() override { return device_.make_clock(); }
+  bool is_lost() const override { return device_.is_lost(); }
   void synchronize() override { device_.synchronize(); }
   void poison(void* data, std::size_t bytes, StreamView stream) override {
     device_.poison(data, bytes, stream);

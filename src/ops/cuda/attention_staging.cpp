@@ -108,13 +108,6 @@ void for_each_index(const ExecutionSpace& space, const char* label, std::int64_t
   Kokkos::parallel_for(label, Policy(space, 0, count), body);
 }
 
-/// body(i) for i in [0, count).
-template <class Body>
-void for_each(const Context& context, const char* label, std::int64_t count, const Body& body) {
-  using Policy = Kokkos::RangePolicy<ExecutionSpace, Kokkos::IndexType<std::int64_t>>;
-  if (count > 0) Kokkos::parallel_for(label, Policy(detail::execution_space(context), 0, count), body);
-}
-
 }  // namespace
 
 AttentionTable::AttentionTable(void* memory, std::int64_t batch)

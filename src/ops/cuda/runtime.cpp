@@ -25,8 +25,8 @@ constexpr int compiled_capability() {
 }
 
 /// Kokkos would abort the program where this throws.
-/// @throws CudaError if there is no driver or no GPU, if the driver is too old, or if the GPU cannot run the
-/// compiled kernels.
+/// @throws ResourceError if there is no driver or no GPU, if the driver is too old, or if the GPU cannot run
+/// the compiled kernels.
 void expect_usable_device() {
   constexpr const char* remedy = "or use the CPU build (LAYERSTREAM_ENABLE_CUDA=OFF), which needs neither";
   int driver = 0;
@@ -37,7 +37,7 @@ void expect_usable_device() {
     (void)cudaGetLastError();
     const std::string found = driver == 0 ? std::string("no driver was found")
                                           : fmt::format("the driver supports CUDA {}", version_text(driver));
-    throw CudaError(fmt::format(
+    throw ResourceError(fmt::format(
         "this is a CUDA build and there is no usable GPU: cudaGetDeviceCount says \"{}\" ({}); {}, this build needs "
         "CUDA {}. Install or update the NVIDIA driver, check nvidia-smi and CUDA_VISIBLE_DEVICES, {}",
         status == cudaSuccess ? "no devices" : cudaGetErrorString(status), cudaGetErrorName(status), found,
@@ -47,7 +47,7 @@ void expect_usable_device() {
   LAYERSTREAM_CUDA(cudaGetDeviceProperties(&properties, device_index));
   const int capability = 10 * properties.major + properties.minor;
   if (capability < compiled_capability()) {
-    throw CudaError(fmt::format(
+    throw ResourceError(fmt::format(
         "the GPU {} has compute capability {}.{}, and this build is for {}.{} or newer. Build again "
         "with CMAKE_CUDA_ARCHITECTURES={} and a Kokkos for that architecture, {}",
         properties.name, properties.major, properties.minor, compiled_capability() / 10,
