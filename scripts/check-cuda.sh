@@ -40,10 +40,11 @@ if [ -f "$chosen" ]; then arguments+=(-C "$chosen"); fi
 if command -v ccache >/dev/null; then
   arguments+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
 fi
+mkdir -p "$build"
 "$venv/bin/cmake" -S . -B "$build" -G Ninja "${arguments[@]}" -DCMAKE_BUILD_TYPE=Release \
   -DCMAKE_CUDA_ARCHITECTURES="$architecture" -DLAYERSTREAM_ENABLE_CUDA=ON -DLAYERSTREAM_CUDA_COMPILE_CHECK=ON \
-  -DCMAKE_CUDA_COMPILER="$nvcc" -DLAYERSTREAM_CUDNN_FRONTEND_INCLUDE_DIR="$headers" >"$build.log" 2>&1 || {
-  cat "$build.log" >&2
+  -DCMAKE_CUDA_COMPILER="$nvcc" -DLAYERSTREAM_CUDNN_FRONTEND_INCLUDE_DIR="$headers" >"$build/configure.log" 2>&1 || {
+  cat "$build/configure.log" >&2
   exit 1
 }
 "$venv/bin/cmake" --build "$build"
