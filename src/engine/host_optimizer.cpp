@@ -24,10 +24,8 @@ void HostOptimizer::update(const ops::AdamWSlice& slab, std::int64_t num_matrix,
                            const ops::AdamWSettings& settings) {
   LAYERSTREAM_EXPECT(num_matrix >= 0 && num_matrix <= slab.n, "{} matrix elements in a slab of {}",
                      num_matrix, slab.n);
-  ops::AdamWSettings undecayed = settings;
-  undecayed.weight_decay = 0.0;
   const ops::AdamWScalars matrix_scalars = ops::adamw_scalars(settings);
-  const ops::AdamWScalars other_scalars = ops::adamw_scalars(undecayed);
+  const ops::AdamWScalars other_scalars = ops::adamw_scalars(ops::without_decay(settings));
   const std::int64_t pieces = (slab.n + piece_elements_ - 1) / piece_elements_;
   pool_->parallel_for(pieces, [&](std::int64_t piece) {
     const std::int64_t begin = piece * piece_elements_;

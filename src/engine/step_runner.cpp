@@ -16,6 +16,16 @@ bool is_usable(double sum_of_squares, double scale = 1.0) {
   return sum_of_squares * scale * scale < static_cast<double>(std::numeric_limits<float>::max());
 }
 
+/// Calls copy(to, from, bytes) for each array of a slice but the gradient.
+template <class Copy>
+void move_state(const ops::AdamWSlice& to, const ops::AdamWSlice& from, const Copy& copy) {
+  const auto n = static_cast<std::size_t>(from.n);
+  copy(to.hi, from.hi, n * sizeof(bf16));
+  copy(to.lo, from.lo, n * sizeof(std::int16_t));
+  copy(to.exp_avg, from.exp_avg, n * sizeof(float));
+  copy(to.exp_avg_sq, from.exp_avg_sq, n * sizeof(float));
+}
+
 }  // namespace
 
 StepRunner::StepRunner(const Parts& parts, bool poison) : parts_(parts), poison_(poison) {}
@@ -552,17 +562,14 @@ ops::AdamWSlice StepRunner::device_piece(const Operation& operation) const {
 void StepRunner::load_state(const Operation& operation, StreamView stream) {
   const ops::AdamWSlice host = host_piece(operation);
   const ops::AdamWSlice device = device_piece(operation);
-  const auto load = [&](void* to, const void* from, std::size_t element_bytes) {
-    parts_.backend.copy_to_device(to, from, static_cast<std::size_t>(host.n) * element_bytes, stream);
+  const auto load = [&](void* to, const void* from, std::size_t bytes) {
+    parts_.backend.copy_to_device(to, from, bytes, stream);
   };
-  load(device.hi, host.hi, sizeof(bf16));
-  load(device.lo, host.lo, sizeof(std::int16_t));
-  load(device.exp_avg, host.exp_avg, sizeof(float));
-  load(device.exp_avg_sq, host.exp_avg_sq, sizeof(float));
+  move_state(device, host, load);
   if (host.gradient != nullptr) {
     const UpdateSlot& slot =
         parts_.device_buffers.update_slots[static_cast<std::size_t>(operation.update_slot)];
-    load(slot.gradient.data(), host.gradient, sizeof(float));
+    load(slot.gradient.data(), host.gradient, static_cast<std::size_t>(host.n) * sizeof(float));
   }
 }
 
@@ -572,25 +579,19 @@ void StepRunner::update_on_device(const Operation& operation, StreamView stream)
   const ops::AdamWSlice piece = device_piece(operation);
   const std::int64_t num_matrix =
       std::clamp<std::int64_t>(parts_.store.slab(operation.block).num_matrix_elements - first, 0, piece.n);
-  ops::AdamWSettings undecayed = optimizer_settings_;
-  undecayed.weight_decay = 0.0;
   // The workspace belongs to the compute lane.
   ops::adamw_device(
       {.stream = stream, .workspace = nullptr, .workspace_bytes = 0, .libraries = &parts_.libraries}, piece,
-      num_matrix, ops::adamw_scalars(optimizer_settings_), ops::adamw_scalars(undecayed));
+      num_matrix, ops::adamw_scalars(optimizer_settings_),
+      ops::adamw_scalars(ops::without_decay(optimizer_settings_)));
   if (operation.update_slot < 0) parts_.store.bump_version(operation.block);
 }
 
 void StepRunner::store_state(const Operation& operation, StreamView stream) {
-  const ops::AdamWSlice host = host_piece(operation);
-  const ops::AdamWSlice device = device_piece(operation);
-  const auto store = [&](void* to, const void* from, std::size_t element_bytes) {
-    parts_.backend.copy_to_host(to, from, static_cast<std::size_t>(host.n) * element_bytes, stream);
-  };
-  store(host.hi, device.hi, sizeof(bf16));
-  store(host.lo, device.lo, sizeof(std::int16_t));
-  store(host.exp_avg, device.exp_avg, sizeof(float));
-  store(host.exp_avg_sq, device.exp_avg_sq, sizeof(float));
+  move_state(host_piece(operation), device_piece(operation),
+             [&](void* to, const void* from, std::size_t bytes) {
+               parts_.backend.copy_to_host(to, from, bytes, stream);
+             });
   parts_.store.bump_version(operation.block);
 }
 

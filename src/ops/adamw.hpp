@@ -20,6 +20,12 @@ struct AdamWSettings {
   std::int64_t step = 1;        ///< t, from 1
 };
 
+/// The settings for norm weights and biases, which are not decayed.
+inline AdamWSettings without_decay(AdamWSettings settings) {
+  settings.weight_decay = 0.0;
+  return settings;
+}
+
 /// What the kernel multiplies with: computed once in double, rounded once to FP32. b1 and b2 are the FP32
 /// betas in all of them, so that the moments' weights sum to what the bias corrections say.
 struct AdamWScalars {
