@@ -183,6 +183,29 @@ ConfigField optional_fraction(Name name, std::optional<double> RunConfig::*membe
   return result;
 }
 
+ConfigField optional_integer(Name name, std::optional<std::int64_t> RunConfig::*member,
+                             std::string_view null_means) {
+  ConfigField result =
+      field(std::move(name), fmt::format("integer >= 0 and < 2^31; null for {}", null_means));
+  result.assign = [member](RunConfig& run, const ConfigValue& value) {
+    if (value.kind == ConfigValue::Kind::null) {
+      (run.*member).reset();
+      return true;
+    }
+    const auto parsed = is_scalar(value) ? parse_int(value.text) : std::nullopt;
+    if (parsed) run.*member = *parsed;
+    return parsed.has_value();
+  };
+  result.in_range = [member](const RunConfig& run) {
+    const std::int64_t value = (run.*member).value_or(0);
+    return value >= 0 && value <= max_count;
+  };
+  result.show = [member](const RunConfig& run) {
+    return (run.*member) ? fmt::format("{}", *(run.*member)) : std::string("null");
+  };
+  return result;
+}
+
 /// "auto", "off" or the number of a NUMA node.
 ConfigField numa_node(Name name, std::string RunConfig::*member) {
   ConfigField result = field(std::move(name), "auto, off, or a node's number");
@@ -365,6 +388,12 @@ std::vector<ConfigField> config_schema() {
                "device buffers for the weights of one block each",
                {"slots", "num_slots"}},
               &C::weight_slots, {.min = 1, .max = 1024}),
+      choice<LoopOrder>(
+          {engine, "loop_order",
+           "layer_major: all micro-batches go through a block before the next; "
+           "micro_batch_major: a micro-batch goes through all blocks before the next"},
+          &C::loop_order,
+          {{"layer_major", LoopOrder::layer_major}, {"micro_batch_major", LoopOrder::micro_batch_major}}),
       choice<ActivationPolicy>({engine,
                                 "activation_policy",
                                 "what a block keeps for its backward pass; the rest is recomputed",
@@ -373,6 +402,10 @@ std::vector<ConfigField> config_schema() {
                                {{"input", ActivationPolicy::input},
                                 {"input+attention", ActivationPolicy::input_attention},
                                 {"all", ActivationPolicy::all}}),
+      optional_integer({engine, "activation_blocks",
+                        "decoder blocks, from the last on, that activation_policy holds for; the others keep "
+                        "their input"},
+                       &C::activation_blocks, "all"),
       choice<bool>({engine,
                     "activation_home",
                     "where what activation_policy keeps is kept",

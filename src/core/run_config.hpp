@@ -13,6 +13,8 @@ enum class BackendChoice : std::uint8_t { automatic, explicit_copies, coherent }
 /// What a block keeps from its forward pass for its backward pass; the rest is recomputed.
 enum class ActivationPolicy : std::uint8_t { input, input_attention, all };
 enum class OptimizerUpdate : std::uint8_t { deferred, immediate };
+/// What comes first: all micro-batches through a block, or all blocks for a micro-batch.
+enum class LoopOrder : std::uint8_t { layer_major, micro_batch_major };
 /// Whether host memory must be pinned for copies: automatic goes on, slower, when it cannot be.
 enum class PinMemory : std::uint8_t { automatic, required, off };
 enum class Overlong : std::uint8_t { split, truncate, drop, error };
@@ -63,7 +65,11 @@ struct RunConfig {
   BackendChoice backend = BackendChoice::automatic;
   bool allow_emulation = false;  ///< coherent backend on a device without coherent memory
   std::int64_t weight_slots = 2;
+  LoopOrder loop_order = LoopOrder::layer_major;
   ActivationPolicy activation_policy = ActivationPolicy::input;
+  /// Decoder blocks, counted from the last, that activation_policy holds for; none: all. The others keep
+  /// their input.
+  std::optional<std::int64_t> activation_blocks;
   bool activations_on_host = true;  ///< key `activation_home: host | device`
   OptimizerUpdate optimizer_update = OptimizerUpdate::deferred;
   /// Fraction of each block whose update is the device's; none: half on a GPU, nothing on a simulated device.

@@ -31,24 +31,29 @@ DecoderIntermediates make_intermediates(const EngineShape& shape, Selection sele
   return set;
 }
 
-Selection saved_selection(const EngineShape& shape) {
+Selection saved_selection(const EngineShape& shape, ActivationPolicy policy) {
   if (!shape.schedule.train) return {};
-  const SavedIntermediates saved = saved_by(shape.schedule.activation_policy);
+  const SavedIntermediates saved = saved_by(policy);
   return {saved.attention, saved.projections};
 }
 
-/// What a block's backward pass needs that is not saved, and what rebuilding keys and values writes.
+/// What some block's backward pass needs that is not saved, and what rebuilding keys and values writes.
 Selection scratch_selection(const EngineShape& shape) {
-  const Selection saved = saved_selection(shape);
   // Rebuilding keys and values from saved intermediates on the host goes through scratch.
-  const bool needs_projections = !saved.projections || shape.schedule.activations_on_host;
-  return {!saved.attention, needs_projections};
+  Selection scratch{.attention = false, .projections = shape.schedule.activations_on_host};
+  for (int block = 1; block < shape.layout.head(); ++block) {
+    const Selection saved = saved_selection(shape, shape.schedule.policy(block));
+    scratch.attention = scratch.attention || !saved.attention;
+    scratch.projections = scratch.projections || !saved.projections;
+  }
+  return scratch;
 }
 
-std::int64_t max_over_blocks(const EngineShape& shape, std::int64_t (*size)(const EngineShape&, int)) {
+template <class Size>
+std::int64_t max_over_blocks(const EngineShape& shape, const Size& size) {
   std::int64_t largest = 0;
   for (int block = 0; block < shape.layout.num_blocks(); ++block)
-    largest = std::max(largest, size(shape, block));
+    largest = std::max<std::int64_t>(largest, size(shape, block));
   return largest;
 }
 
@@ -73,12 +78,19 @@ std::int64_t gradient_elements(const EngineShape& shape, int block) {
   return shape.gradient_elements(block);
 }
 
+/// Elements that a block's gradient takes of a ring buffer.
+std::int64_t ring_elements(const EngineShape& shape, int block) {
+  return shape.schedule.has_own_gradient_buffer(block) ? 0 : shape.gradient_elements(block);
+}
+
 }  // namespace
 
 std::int64_t EngineShape::gradient_elements(int block) const {
   const std::int64_t own = layout.blocks[static_cast<std::size_t>(block)].num_elements;
-  const bool tied_head = block == layout.head() && layout.head_uses_embedding;
-  return own + (tied_head ? layout.blocks[static_cast<std::size_t>(layout.embedding())].num_elements : 0);
+  const bool carries_embedding =
+      block == layout.head() && layout.head_uses_embedding && !schedule.head_adds_to_embedding();
+  return own +
+         (carries_embedding ? layout.blocks[static_cast<std::size_t>(layout.embedding())].num_elements : 0);
 }
 
 SavedIntermediates saved_by(ActivationPolicy policy) {
@@ -96,15 +108,17 @@ DeviceBuffers::DeviceBuffers(const EngineShape& shape, Arena& arena) {
   rope_cos = arena.tensor(accumulator, {shape.max_positions, spec.head_dim / 2}, "rope tables");
   rope_sin = arena.tensor(accumulator, {shape.max_positions, spec.head_dim / 2}, "rope tables");
   const DeviceUpdate& update = schedule.device_update;
-  kept_gradients.resize(static_cast<std::size_t>(shape.layout.num_blocks()));
+  block_gradients.resize(static_cast<std::size_t>(shape.layout.num_blocks()));
   for (int block = 0; block < update.resident_blocks; ++block) {
     resident.push_back(make_slab(block_of(shape, block), arena, "resident weights and moments",
                                  "resident weights and moments", "resident weights and moments"));
   }
-  for (int block = 0; block < shape.layout.num_blocks(); ++block) {
-    if (update.kept(block) == 0) continue;
-    kept_gradients[static_cast<std::size_t>(block)] =
-        arena.tensor(DType::f32, {update.kept(block)}, "gradients kept for the device's updates (fp32)");
+  for (int block = 0; schedule.train && block < shape.layout.num_blocks(); ++block) {
+    const std::int64_t elements =
+        schedule.has_own_gradient_buffer(block) ? shape.gradient_elements(block) : update.kept(block);
+    if (elements == 0) continue;
+    block_gradients[static_cast<std::size_t>(block)] =
+        arena.tensor(DType::f32, {elements}, "gradients that stay on the device (fp32)");
   }
   first_volatile_byte = arena.used();
 
@@ -128,31 +142,35 @@ DeviceBuffers::DeviceBuffers(const EngineShape& shape, Arena& arena) {
         arena.tensor(DType::f32, {max_over_blocks(shape, merged_matrix_elements)}, "merged fp32 weights");
   }
   vectors = arena.tensor(DType::f32, {max_over_blocks(shape, vector_elements)}, "merged fp32 weights");
-  if (schedule.train) {
+  if (const std::int64_t elements = max_over_blocks(shape, ring_elements); schedule.train && elements > 0) {
     for (int slot = 0; slot < schedule.gradient_slots; ++slot) {
-      gradient_slots.push_back(arena.tensor(
-          DType::f32, {max_over_blocks(shape, layerstream::gradient_elements)}, "gradient slots (fp32)"));
+      gradient_slots.push_back(arena.tensor(DType::f32, {elements}, "gradient slots (fp32)"));
     }
   }
 
   const int num_blocks = shape.layout.num_blocks();
+  const std::int64_t activation_tokens = shape.activation_tokens();
   const bool resident = schedule.train && !schedule.activations_on_host;
   const int num_inputs = resident ? num_blocks : 2;
   inputs.resize(static_cast<std::size_t>(num_inputs));
   for (int index = resident ? 1 : 0; index < num_inputs; ++index) {
-    inputs[static_cast<std::size_t>(index)] =
-        arena.tensor(compute, {tokens, hidden}, resident ? "saved block inputs" : "residual stream");
+    inputs[static_cast<std::size_t>(index)] = arena.tensor(
+        compute, {activation_tokens, hidden}, resident ? "saved block inputs" : "residual stream");
   }
   if (schedule.train) residual_gradient = arena.tensor(compute, {tokens, hidden}, "residual stream gradient");
 
-  const Selection saved_views = saved_selection(shape);
-  if (saved_views.attention) {
-    const int sets = resident ? num_blocks - 1 : schedule.intermediate_slots;
-    saved.resize(static_cast<std::size_t>(sets));
-    for (int index = resident ? 1 : 0; index < sets; ++index) {
-      saved[static_cast<std::size_t>(index)] =
-          make_intermediates(shape, saved_views, resident ? tokens : chunk, resident ? tokens : chunk, arena,
-                             resident ? "saved intermediates" : "intermediates in transit");
+  if (resident) {
+    saved.resize(static_cast<std::size_t>(num_blocks - 1));
+    for (int block = 1; block < num_blocks - 1; ++block) {
+      saved[static_cast<std::size_t>(block)] =
+          make_intermediates(shape, saved_selection(shape, schedule.policy(block)), activation_tokens,
+                             activation_tokens, arena, "saved intermediates");
+    }
+  } else if (const Selection in_transit = saved_selection(shape, schedule.policy(num_blocks - 2));
+             in_transit.attention) {
+    saved.resize(static_cast<std::size_t>(schedule.intermediate_slots));
+    for (DecoderIntermediates& slot : saved) {
+      slot = make_intermediates(shape, in_transit, chunk, chunk, arena, "intermediates in transit");
     }
   }
   // With a norm on the keys, the backward pass of a chunk reads what the rebuild of the whole group wrote.
@@ -236,15 +254,15 @@ HostBuffers::HostBuffers(const EngineShape& shape, Arena& arena) {
   inputs.resize(static_cast<std::size_t>(num_blocks));
   intermediates.resize(static_cast<std::size_t>(num_blocks));
   if (!schedule.activations_on_host) return;
+  const std::int64_t tokens = shape.activation_tokens();
   for (int block = 1; block < num_blocks - 1; ++block) {
     // The last decoder block's input never leaves the device.
     if (block < num_blocks - 2) {
       inputs[static_cast<std::size_t>(block)] =
-          arena.tensor(shape.compute, {shape.bounds.tokens, shape.spec.hidden_size}, "saved block inputs");
+          arena.tensor(shape.compute, {tokens, shape.spec.hidden_size}, "saved block inputs");
     }
-    intermediates[static_cast<std::size_t>(block)] =
-        make_intermediates(shape, saved_selection(shape), shape.bounds.tokens, shape.bounds.tokens, arena,
-                           "saved intermediates");
+    intermediates[static_cast<std::size_t>(block)] = make_intermediates(
+        shape, saved_selection(shape, schedule.policy(block)), tokens, tokens, arena, "saved intermediates");
   }
 }
 
@@ -258,9 +276,9 @@ DecoderIntermediates rows_of(const DecoderIntermediates& set, std::int64_t first
           .gate_up = rows(set.gate_up)};
 }
 
-std::int64_t intermediate_bytes_per_token(const EngineShape& shape) {
+std::int64_t intermediate_bytes_per_token(const EngineShape& shape, ActivationPolicy policy) {
   const ModelSpec& spec = shape.spec;
-  const Selection saved = saved_selection(shape);
+  const Selection saved = saved_selection(shape, policy);
   const auto compute_bytes = static_cast<std::int64_t>(size_of(shape.compute));
   std::int64_t bytes = 0;
   if (saved.attention) {
@@ -290,7 +308,7 @@ std::vector<BlockCost> block_costs(const EngineShape& shape, const ParameterStor
     cost.forward_flops_per_token = 2.0 * static_cast<double>(merged_matrix_elements(shape, block));
     if (decoder) {
       cost.input_bytes_per_token = spec.hidden_size * static_cast<std::int64_t>(size_of(shape.compute));
-      cost.intermediate_bytes_per_token = intermediate_bytes_per_token(shape);
+      cost.intermediate_bytes_per_token = intermediate_bytes_per_token(shape, shape.schedule.policy(block));
       cost.attention_flops_per_pair = 4.0 * static_cast<double>(spec.query_size());
     }
     costs.push_back(cost);

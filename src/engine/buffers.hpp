@@ -30,8 +30,13 @@ struct EngineShape {
 
   DType accumulator() const { return accumulator_of(compute); }
   bool low_halves_stream() const { return compute == DType::f32; }
-  /// Elements of a block's device gradient: its slab, and the tied matrix that the head adds to.
+  /// Elements of a block's device gradient: its slab, and the share of the embedding's that a tied head
+  /// brings along where the embedding's has no buffer of its own.
   std::int64_t gradient_elements(int block) const;
+  /// Tokens that buffers of activations hold: those of a step, or micro-batch-major of a group.
+  std::int64_t activation_tokens() const {
+    return schedule.loop_order == LoopOrder::layer_major ? bounds.tokens : bounds.group_tokens;
+  }
 };
 
 /// Which intermediates of a decoder block outlive its forward pass.
@@ -47,20 +52,23 @@ struct UpdateSlot {
 struct DeviceBuffers {
   DeviceBuffers(const EngineShape& shape, Arena& arena);
 
-  TensorView rope_cos, rope_sin;           ///< (P, d/2); filled once
-  std::vector<Slab> resident;              ///< [b]: state of block b, if it lives here
-  std::vector<TensorView> kept_gradients;  ///< [b]: of the device's share of block b, fp32
-  std::size_t first_volatile_byte = 0;     ///< of the arena: from here on nothing outlives a step
+  TensorView rope_cos, rope_sin;  ///< (P, d/2); filled once
+  std::vector<Slab> resident;     ///< [b]: state of block b, if it lives here
+  /// [b], fp32: the gradient of block b, if it has a buffer of its own; else what waits on the device of it,
+  /// if anything.
+  std::vector<TensorView> block_gradients;
+  std::size_t first_volatile_byte = 0;  ///< of the arena: from here on nothing outlives a step
   std::vector<UpdateSlot> update_slots;
   std::vector<void*> weight_slots;
   TensorView matrices;                     ///< fp32: a block's matrices, merged
   TensorView vectors;                      ///< a block's vectors, merged (fp32)
-  std::vector<TensorView> gradient_slots;  ///< (elements of the largest block) fp32
-  /// (T, h) each. Activations on the host: two, taking turns by block parity. On the device: [b] is the
-  /// input of block b, [0] empty.
+  std::vector<TensorView> gradient_slots;  ///< (elements of the largest block that uses them) fp32
+  /// (A, h) each, A the shape's activation_tokens. Activations on the host: two, taking turns by block
+  /// parity. On the device: [b] is the input of block b, [0] empty.
   std::vector<TensorView> inputs;
   TensorView residual_gradient;  ///< (T, h)
-  /// Saved on the host: a ring for chunks. Saved on the device: [b] holds T tokens of block b.
+  /// Saved on the host: a ring for chunks. Saved on the device: [b] holds A tokens of block b, if it saves
+  /// any.
   std::vector<DecoderIntermediates> saved;
   DecoderIntermediates scratch_intermediates;  ///< what is not saved, for one chunk
   bool key_value_raw_spans_group = false;      ///< scratch key_value_raw has S rows instead of C
@@ -84,8 +92,8 @@ struct HostBuffers {
   TensorView logits;                         ///< (1, V), generation only
   /// By host gradient slab, fp32; without what is kept on the device.
   std::vector<TensorView> gradients;
-  std::vector<TensorView> inputs;                   ///< (T, h) by block; empty where not saved
-  std::vector<DecoderIntermediates> intermediates;  ///< (T, ...) by block
+  std::vector<TensorView> inputs;                   ///< (A, h) by block; empty where not saved
+  std::vector<DecoderIntermediates> intermediates;  ///< (A, ...) by block
 };
 
 /// The views of `set` restricted to rows [first, first + count); empty views stay empty.
@@ -105,8 +113,8 @@ void for_each_pair(const DecoderIntermediates& a, const DecoderIntermediates& b,
   visit(&DecoderIntermediates::gate_up);
 }
 
-/// Bytes per token of what `saved_by(policy)` keeps.
-std::int64_t intermediate_bytes_per_token(const EngineShape& shape);
+/// Bytes per token of what a decoder block keeps under the policy besides its input.
+std::int64_t intermediate_bytes_per_token(const EngineShape& shape, ActivationPolicy policy);
 
 /// Costs of each block for schedules of this shape.
 std::vector<BlockCost> block_costs(const EngineShape& shape, const ParameterStore& store,

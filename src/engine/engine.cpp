@@ -196,7 +196,7 @@ void Engine::poison_buffers() {
   }
   if (!pending_) {
     for (const TensorView& view : host_buffers_->gradients) poison_host(view);
-    for (const TensorView& view : device_buffers_->kept_gradients) {
+    for (const TensorView& view : device_buffers_->block_gradients) {
       if (view) device_.poison(view.data(), view.bytes(), device_.stream(Lane::compute));
     }
   }
@@ -282,7 +282,7 @@ std::vector<float> Engine::gradient(int block, const Parameter& parameter) const
   const std::int64_t kept = shape_.schedule.device_update.kept(block);
   const std::int64_t on_device = std::clamp<std::int64_t>(kept - parameter.offset, 0, parameter.numel());
   if (on_device > 0) {
-    const float* const home = device_buffers_->kept_gradients[static_cast<std::size_t>(block)].as<float>();
+    const float* const home = device_buffers_->block_gradients[static_cast<std::size_t>(block)].as<float>();
     device_.link().copy(values.data(), home + parameter.offset,
                         static_cast<std::size_t>(on_device) * sizeof(float), device_.stream(Lane::d2h));
     device_.synchronize();

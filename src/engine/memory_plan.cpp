@@ -59,9 +59,11 @@ EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& config, En
   schedule.head_uses_embedding = shape.layout.head_uses_embedding;
   schedule.train = train;
   schedule.logits_only = !train;
-  schedule.weight_slots = static_cast<int>(std::min<std::int64_t>(config.weight_slots, schedule.num_blocks));
   if (train) {
+    schedule.loop_order = config.loop_order;
     schedule.activation_policy = config.activation_policy;
+    schedule.activation_blocks = static_cast<int>(
+        std::min<std::int64_t>(config.activation_blocks.value_or(schedule.num_blocks), schedule.num_blocks));
     schedule.activations_on_host = config.activations_on_host;
     schedule.optimizer_update = config.optimizer_update;
     // A simulated device's optimizer would run on the host's threads as well.
@@ -77,6 +79,13 @@ EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& config, En
         shape.layout, share, !config.gradients_on_host,
         static_cast<int>(std::min<std::int64_t>(config.resident_blocks, schedule.num_blocks)));
   }
+  schedule.weight_slots =
+      static_cast<int>(std::min<std::int64_t>(config.weight_slots, schedule.num_streamed_blocks()));
+  int through_ring = 0;  // gradients that leave their buffer
+  for (int block = 0; block < schedule.num_blocks; ++block) {
+    if (!schedule.has_own_gradient_buffer(block)) ++through_ring;
+  }
+  schedule.gradient_slots = std::clamp(through_ring, 1, schedule.gradient_slots);
   if (schedule.optimizer_update == OptimizerUpdate::immediate && config.max_grad_norm > 0.0) {
     throw ConfigError(
         "optimizer_update: immediate needs max_grad_norm: 0, since clipping must know all gradients "
@@ -94,6 +103,7 @@ Ledger plan_memory(EngineShape& shape, const MemoryBackend& backend, const Devic
   const ParameterStore store(shape.layout, host, shape.schedule.train);
   shape.slot_bytes = 0;
   for (int block = 0; block < shape.layout.num_blocks(); ++block) {
+    if (shape.schedule.device_update.is_resident(block)) continue;
     shape.slot_bytes =
         std::max(shape.slot_bytes, backend.slot_bytes(store.source(block, shape.low_halves_stream())));
   }

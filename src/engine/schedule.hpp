@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,14 +46,15 @@ struct Operation {
   Lane lane;
   int block = -1;
   int chunk = -1;
-  int piece = -1;          ///< of the device's share of the block's update
-  int update_slot = -1;    ///< the ring buffer that holds the piece
-  int weight_slot = -1;    ///< the slot that holds or receives the block's weights
-  int gradient_slot = -1;  ///< the device buffer of the block's gradient
+  int piece = -1;        ///< of the device's share of the block's update
+  int update_slot = -1;  ///< the ring buffer that holds the piece
+  int weight_slot = -1;  ///< the slot that holds or receives the block's weights; −1: they live on the device
+  int gradient_slot = -1;  ///< the ring buffer of the block's gradient; −1: a buffer of its own
   int intermediate_slot =
       -1;                  ///< the ring buffer of saved intermediates; −1: scratch, or a home of their own
   std::int64_t bytes = 0;  ///< moved over the link or through host memory
   double flops = 0.0;
+  double attention_flops = 0.0;   ///< of `flops`, outside GEMMs
   std::vector<int> dependencies;  ///< earlier operations of other lanes, ascending
 };
 
@@ -111,14 +113,39 @@ struct ScheduleSettings {
   int gradient_slots = 2;
   int intermediate_slots = 2;
   int host_gradient_ring = 2;  ///< host gradient slabs in flight under immediate update
+  LoopOrder loop_order = LoopOrder::layer_major;
   ActivationPolicy activation_policy = ActivationPolicy::input;
+  /// Decoder blocks that keep what activation_policy says, counted from the last; the others keep their
+  /// input.
+  int activation_blocks = std::numeric_limits<int>::max();
   bool activations_on_host = true;
   OptimizerUpdate optimizer_update = OptimizerUpdate::deferred;
   DeviceUpdate device_update;
 
-  /// The whole-step device buffer that holds a block's input. Activations on the host: two take turns. On the
-  /// device: each block has its own.
+  /// The device buffer that holds a block's input. Activations on the host: two take turns. On the device:
+  /// each block has its own.
   int input_buffer(int block) const { return activations_on_host ? block % 2 : block; }
+  /// What a decoder block keeps.
+  ActivationPolicy policy(int block) const {
+    return num_blocks - 1 - block <= activation_blocks ? activation_policy : ActivationPolicy::input;
+  }
+  bool saves_intermediates(int block) const { return policy(block) != ActivationPolicy::input; }
+  /// Whether a block's gradient grows in a device buffer of its own, where what is kept of it waits for its
+  /// update; else in one of the ring, which it leaves. Micro-batch-major it would leave it and come back for
+  /// every micro-batch.
+  bool has_own_gradient_buffer(int block) const {
+    return device_update.is_resident(block) || loop_order == LoopOrder::micro_batch_major;
+  }
+  /// Whether a tied head adds to a buffer of the embedding's gradient; else it brings a share of its own
+  /// along.
+  bool head_adds_to_embedding() const { return head_uses_embedding && has_own_gradient_buffer(0); }
+  int num_streamed_blocks() const { return num_blocks - std::min(num_blocks, device_update.resident_blocks); }
+  /// The place of a chunk in buffers of activations. Micro-batch-major they hold one group, and serve all.
+  int activation_place(const ChunkPlan& chunks, int chunk) const {
+    if (loop_order == LoopOrder::layer_major) return chunk;
+    const auto group = static_cast<std::size_t>(chunks.chunks[static_cast<std::size_t>(chunk)].group);
+    return chunk - chunks.groups[group].first_chunk;
+  }
 };
 
 /// The host gradient slab of a block. Deferred update needs one per block; immediate update passes them
@@ -138,8 +165,10 @@ struct BlockCost {
   double attention_flops_per_pair = 0.0;  ///< forward, per query and visible key; backward is 2.5 times this
 };
 
-/// Builds the list of operations of one step, layer-major: each block processes all chunks before the
-/// next block begins. Dependencies follow from what each operation reads and writes.
+/// Builds the list of operations of one step. Layer-major, each block processes all chunks before the next
+/// block begins; micro-batch-major, each group of chunks goes through all blocks, forward and backward,
+/// before the next group. Either way a block sees the chunks in the same order, so that its sums are the
+/// same. Dependencies follow from what each operation reads and writes.
 Schedule build_schedule(const ScheduleSettings& settings, const ChunkPlan& chunks,
                         const std::vector<BlockCost>& costs);
 

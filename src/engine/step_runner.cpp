@@ -142,15 +142,24 @@ const BlockLayout& StepRunner::layout_of(int block) const {
   return parts_.shape.layout.blocks[static_cast<std::size_t>(block)];
 }
 
-SavedIntermediates StepRunner::saved() const {
-  return parts_.shape.schedule.train ? saved_by(parts_.shape.schedule.activation_policy)
-                                     : SavedIntermediates{};
+SavedIntermediates StepRunner::saved_of(int block) const {
+  const ScheduleSettings& schedule = parts_.shape.schedule;
+  return schedule.train ? saved_by(schedule.policy(block)) : SavedIntermediates{};
+}
+
+template <class Set>
+Set StepRunner::rows_in_buffer(const Set& buffer, const Chunk& chunk) const {
+  const bool holds_step = parts_.shape.schedule.loop_order == LoopOrder::layer_major;
+  const std::int64_t first = holds_step ? chunk.first_token : chunk.offset_in_group;
+  if constexpr (std::is_same_v<Set, TensorView>)
+    return buffer.rows(first, chunk.num_tokens);
+  else
+    return rows_of(buffer, first, chunk.num_tokens);
 }
 
 TensorView StepRunner::input_of(int block, const Chunk& chunk) const {
   const std::vector<TensorView>& inputs = parts_.device_buffers.inputs;
-  return inputs[static_cast<std::size_t>(parts_.shape.schedule.input_buffer(block))].rows(chunk.first_token,
-                                                                                          chunk.num_tokens);
+  return rows_in_buffer(inputs[static_cast<std::size_t>(parts_.shape.schedule.input_buffer(block))], chunk);
 }
 
 DecoderIntermediates StepRunner::scratch_of(const Chunk& chunk) const {
@@ -171,7 +180,7 @@ DecoderIntermediates StepRunner::saved_views_of(const Operation& operation, cons
     if (operation.intermediate_slot < 0) return {};
     return rows_of(saved[static_cast<std::size_t>(operation.intermediate_slot)], 0, chunk.num_tokens);
   }
-  return rows_of(saved[static_cast<std::size_t>(operation.block)], chunk.first_token, chunk.num_tokens);
+  return rows_in_buffer(saved[static_cast<std::size_t>(operation.block)], chunk);
 }
 
 DecoderIntermediates StepRunner::intermediates_of(const Operation& operation, const Chunk& chunk) const {
@@ -236,9 +245,16 @@ HeadPass StepRunner::head_pass(const Operation& operation, const HeadWeights& we
           .scratch = parts_.device_buffers.head};
 }
 
-TensorView StepRunner::gradient_of(const Operation& operation, std::int64_t elements) const {
-  return parts_.device_buffers.gradient_slots[static_cast<std::size_t>(operation.gradient_slot)].rows(
-      0, elements);
+TensorView StepRunner::block_gradient(int block) const {
+  return parts_.device_buffers.block_gradients[static_cast<std::size_t>(block)];
+}
+
+TensorView StepRunner::gradient_of(const Operation& operation, std::int64_t first,
+                                   std::int64_t elements) const {
+  const int slot = operation.gradient_slot;
+  const TensorView buffer = slot < 0 ? block_gradient(operation.block)
+                                     : parts_.device_buffers.gradient_slots[static_cast<std::size_t>(slot)];
+  return buffer.rows(first, elements);
 }
 
 // --- weights ---
@@ -276,12 +292,29 @@ void StepRunner::release_weights(const Operation& operation, StreamView stream) 
   parts_.device.poison(slot, parts_.shape.slot_bytes, stream);
 }
 
+/// Resident weights are used where they live; a head that lives on the device has the embedding there too.
+WeightBinding StepRunner::binding_of(const Operation& operation) {
+  const int block = operation.block;
+  if (operation.weight_slot >= 0) {
+    return parts_.backend.acquire(operation.weight_slot, block, weights_version(block));
+  }
+  WeightBinding binding;
+  const BlockSource source = source_of(block);
+  for (const SlabSource& slab : source.slabs) {
+    binding.push_back({.matrix_hi = slab.hi,
+                       .matrix_lo = source.low_halves ? slab.lo : nullptr,
+                       .vector_hi = slab.hi + slab.num_matrix_elements,
+                       .vector_lo = slab.lo + slab.num_matrix_elements});
+  }
+  return binding;
+}
+
 void StepRunner::bind(const Operation& operation, StreamView stream) {
   if (bound_.block == operation.block && bound_.slot == operation.weight_slot) return;
   const int block = operation.block;
   const ModelLayout& layout = parts_.shape.layout;
   const ModelSpec& spec = parts_.shape.spec;
-  const WeightBinding binding = parts_.backend.acquire(operation.weight_slot, block, weights_version(block));
+  const WeightBinding binding = binding_of(operation);
   bound_ = {.block = block, .slot = operation.weight_slot, .matrices = nullptr, .table = {}};
 
   const BlockLayout& own = layout_of(block);
@@ -339,12 +372,14 @@ void StepRunner::loss_and_gradient(const Operation& operation, StreamView stream
   const ModelSpec& spec = parts_.shape.spec;
   const ModelLayout& layout = parts_.shape.layout;
   const BlockLayout& own = layout_of(operation.block);
-  const TensorView gradient = gradient_of(operation, parts_.shape.gradient_elements(operation.block));
-  // Own slab first: [lm_head] norm; then, when tied, the embedding's slab.
+  // Own slab first: [lm_head] norm; then, when tied, the embedding's slab, unless that has its own buffer.
   const std::int64_t matrix_at = layout.head_uses_embedding ? own.num_elements : 0;
-  const HeadGradients gradients{.norm = gradient.rows(own.num_matrix_elements, spec.hidden_size),
-                                .matrix = gradient.rows(matrix_at, spec.vocab_size * spec.hidden_size)
-                                              .reshape({spec.vocab_size, spec.hidden_size})};
+  const std::int64_t matrix_elements = spec.vocab_size * spec.hidden_size;
+  const TensorView matrix = parts_.shape.schedule.head_adds_to_embedding()
+                                ? block_gradient(layout.embedding()).rows(0, matrix_elements)
+                                : gradient_of(operation, matrix_at, matrix_elements);
+  const HeadGradients gradients{.norm = gradient_of(operation, own.num_matrix_elements, spec.hidden_size),
+                                .matrix = matrix.reshape({spec.vocab_size, spec.hidden_size})};
   const TensorView dx = parts_.device_buffers.residual_gradient.rows(chunk.first_token, chunk.num_tokens);
   head_loss_and_gradient(context(stream), head_pass(operation, weights),
                          1.0 / static_cast<double>(chunks_->num_targets), dx, gradients,
@@ -364,7 +399,7 @@ void StepRunner::rebuild_key_value(const Operation& operation, StreamView stream
   const Chunk& chunk = chunk_of(operation);
   const DecoderWeights weights = decoder_weights(operation.block);
   // Saved projections are at hand only when they live on the device.
-  SavedIntermediates ready = saved();
+  SavedIntermediates ready = saved_of(operation.block);
   ready.projections = ready.projections && !parts_.shape.schedule.activations_on_host;
   const DecoderPass pass = pass_of(operation, weights, intermediates_of(operation, chunk));
   decoder_rebuild_key_value(context(stream), pass, ready);
@@ -376,7 +411,7 @@ void StepRunner::rebuild_key_value(const Operation& operation, StreamView stream
 void StepRunner::backward(const Operation& operation, StreamView stream) {
   const Chunk& chunk = chunk_of(operation);
   const TensorView dy_dx = parts_.device_buffers.residual_gradient.rows(chunk.first_token, chunk.num_tokens);
-  const TensorView gradient = gradient_of(operation, layout_of(operation.block).num_elements);
+  const TensorView gradient = gradient_of(operation, 0, layout_of(operation.block).num_elements);
   if (operation.block == parts_.shape.layout.embedding()) {
     const ModelSpec& spec = parts_.shape.spec;
     ops::embedding_backward(
@@ -389,8 +424,8 @@ void StepRunner::backward(const Operation& operation, StreamView stream) {
   const DecoderWeights weights = decoder_weights(operation.block);
   const DecoderGradients gradients =
       bind_decoder_gradients(parts_.shape.spec, layout_of(operation.block), gradient.data(), DType::f32);
-  decoder_backward(context(stream), pass_of(operation, weights, intermediates_of(operation, chunk)), saved(),
-                   dy_dx, gradients);
+  decoder_backward(context(stream), pass_of(operation, weights, intermediates_of(operation, chunk)),
+                   saved_of(operation.block), dy_dx, gradients);
 }
 
 // --- activations ---
@@ -398,8 +433,8 @@ void StepRunner::backward(const Operation& operation, StreamView stream) {
 void StepRunner::move_input(const Operation& operation, StreamView stream) {
   const Chunk& chunk = chunk_of(operation);
   const TensorView device = input_of(operation.block, chunk);
-  const TensorView host = parts_.host_buffers.inputs[static_cast<std::size_t>(operation.block)].rows(
-      chunk.first_token, chunk.num_tokens);
+  const TensorView host =
+      rows_in_buffer(parts_.host_buffers.inputs[static_cast<std::size_t>(operation.block)], chunk);
   if (operation.kind == OperationKind::save_input) {
     parts_.backend.copy_to_host(host.data(), device.data(), host.bytes(), stream);
   } else {
@@ -411,8 +446,7 @@ void StepRunner::move_intermediates(const Operation& operation, StreamView strea
   const Chunk& chunk = chunk_of(operation);
   const DecoderIntermediates device = saved_views_of(operation, chunk);
   const DecoderIntermediates host =
-      rows_of(parts_.host_buffers.intermediates[static_cast<std::size_t>(operation.block)], chunk.first_token,
-              chunk.num_tokens);
+      rows_in_buffer(parts_.host_buffers.intermediates[static_cast<std::size_t>(operation.block)], chunk);
   for_each_pair(device, host, [&](const TensorView& on_device, const TensorView& on_host) {
     if (operation.kind == OperationKind::save_intermediates) {
       parts_.backend.copy_to_host(on_host.data(), on_device.data(), on_device.bytes(), stream);
@@ -425,16 +459,16 @@ void StepRunner::move_intermediates(const Operation& operation, StreamView strea
 // --- gradients and optimizer ---
 
 void StepRunner::clear_gradient(const Operation& operation, StreamView stream) {
-  ops::fill_zero(context(stream), gradient_of(operation, parts_.shape.gradient_elements(operation.block)));
+  ops::fill_zero(context(stream), gradient_of(operation, 0, parts_.shape.gradient_elements(operation.block)));
 }
 
 void StepRunner::load_gradient(const Operation& operation, StreamView stream) {
   const ScheduleSettings& schedule = parts_.shape.schedule;
   const int block = operation.block;
-  const TensorView gradient = gradient_of(operation, layout_of(block).num_elements);
+  const TensorView gradient = gradient_of(operation, 0, layout_of(block).num_elements);
   const std::int64_t kept = schedule.device_update.kept(block);
   if (kept > 0) {
-    const TensorView& home = parts_.device_buffers.kept_gradients[static_cast<std::size_t>(block)];
+    const TensorView home = block_gradient(block);
     parts_.device.link().copy(gradient.data(), home.data(), home.bytes(), stream);
   }
   const TensorView rest = gradient.rows(kept, gradient.numel() - kept);
@@ -445,12 +479,11 @@ void StepRunner::load_gradient(const Operation& operation, StreamView stream) {
 
 void StepRunner::keep_gradient(const Operation& operation, StreamView stream) {
   const int block = operation.block;
-  const TensorView gradient = gradient_of(operation, parts_.shape.gradient_elements(block));
+  const TensorView gradient = gradient_of(operation, 0, parts_.shape.gradient_elements(block));
   const auto keep = [&](int home, std::int64_t first) {
     const std::int64_t kept = parts_.shape.schedule.device_update.kept(home);
     if (kept == 0) return;
-    parts_.device.link().copy(parts_.device_buffers.kept_gradients[static_cast<std::size_t>(home)].data(),
-                              gradient.rows(first, kept).data(),
+    parts_.device.link().copy(block_gradient(home).data(), gradient.rows(first, kept).data(),
                               static_cast<std::size_t>(kept) * sizeof(float), stream);
   };
   const std::int64_t own = layout_of(block).num_elements;
@@ -460,14 +493,14 @@ void StepRunner::keep_gradient(const Operation& operation, StreamView stream) {
 
 void StepRunner::gradient_norm(const Operation& operation, StreamView stream) {
   // A tied head's share of the embedding's gradient is counted with the embedding.
-  const TensorView gradient = gradient_of(operation, layout_of(operation.block).num_elements);
+  const TensorView gradient = gradient_of(operation, 0, layout_of(operation.block).num_elements);
   ops::sum_of_squares(context(stream), parts_.device_buffers.norm_partials + operation.block, gradient);
 }
 
 void StepRunner::emit_gradient(const Operation& operation, StreamView stream) {
   const int block = operation.block;
   const ScheduleSettings& schedule = parts_.shape.schedule;
-  const TensorView gradient = gradient_of(operation, parts_.shape.gradient_elements(block));
+  const TensorView gradient = gradient_of(operation, 0, parts_.shape.gradient_elements(block));
   const auto emit = [&](int home, std::int64_t first, std::int64_t count) {
     const std::size_t slab = static_cast<std::size_t>(host_gradient_slab(schedule, home));
     const std::int64_t kept = schedule.device_update.kept(home);
@@ -540,14 +573,15 @@ ops::AdamWSlice StepRunner::device_piece(const Operation& operation) const {
   const DeviceUpdate& device = parts_.shape.schedule.device_update;
   const DeviceBuffers& buffers = parts_.device_buffers;
   const auto [first, count] = device.piece(operation.block, operation.piece);
-  const TensorView& kept = buffers.kept_gradients[static_cast<std::size_t>(operation.block)];
+  const bool kept = device.kept(operation.block) > 0;
+  float* const gradient = kept ? block_gradient(operation.block).as<float>() + first : nullptr;
   if (operation.update_slot < 0) {
     const Slab& resident = buffers.resident[static_cast<std::size_t>(operation.block)];
     return {.hi = resident.hi,
             .lo = resident.lo,
             .exp_avg = resident.exp_avg,
             .exp_avg_sq = resident.exp_avg_sq,
-            .gradient = kept.as<float>(),
+            .gradient = gradient,
             .n = count};
   }
   const UpdateSlot& slot = buffers.update_slots[static_cast<std::size_t>(operation.update_slot)];
@@ -555,7 +589,7 @@ ops::AdamWSlice StepRunner::device_piece(const Operation& operation) const {
           .lo = slot.lo.as<std::int16_t>(),
           .exp_avg = slot.exp_avg.as<float>(),
           .exp_avg_sq = slot.exp_avg_sq.as<float>(),
-          .gradient = kept ? kept.as<float>() + first : slot.gradient.as<float>(),
+          .gradient = kept ? gradient : slot.gradient.as<float>(),
           .n = count};
 }
 

@@ -65,6 +65,9 @@ class StepRunner final : public OperationRunner {
   const BlockLayout& layout_of(int block) const;
   void bind(const Operation& operation, StreamView stream);
 
+  /// The chunk's rows of a buffer of activations.
+  template <class Set>
+  Set rows_in_buffer(const Set& buffer, const Chunk& chunk) const;
   TensorView input_of(int block, const Chunk& chunk) const;
   DecoderIntermediates scratch_of(const Chunk& chunk) const;
   DecoderIntermediates intermediates_of(const Operation& operation, const Chunk& chunk) const;
@@ -74,11 +77,14 @@ class StepRunner final : public OperationRunner {
   DecoderWeights decoder_weights(int block) const;
   HeadWeights head_weights() const;
   HeadPass head_pass(const Operation& operation, const HeadWeights& weights) const;
-  TensorView gradient_of(const Operation& operation, std::int64_t elements) const;
-  SavedIntermediates saved() const;
+  /// `elements` from `first` on of the buffer that the block's gradient grows in.
+  TensorView gradient_of(const Operation& operation, std::int64_t first, std::int64_t elements) const;
+  TensorView block_gradient(int block) const;
+  SavedIntermediates saved_of(int block) const;
 
   void fetch_weights(const Operation& operation, StreamView stream);
   BlockSource source_of(int block) const;
+  WeightBinding binding_of(const Operation& operation);
   std::int64_t weights_version(int block) const;
   void release_weights(const Operation& operation, StreamView stream);
   void forward(const Operation& operation, StreamView stream);

@@ -80,6 +80,38 @@ std::vector<Knob> knobs() {
       }
     }
   }
+  for (const std::int64_t saving : {0, 1, 3}) {  // of 4 decoder blocks
+    for (const bool on_host : {true, false}) {
+      all.push_back({fmt::format("save_all_of_{}_blocks_on_{}", saving, on_host ? "host" : "device"),
+                     [saving, on_host](RunConfig& run) {
+                       run.activation_policy = ActivationPolicy::all;
+                       run.activation_blocks = saving;
+                       run.activations_on_host = on_host;
+                     }});
+    }
+  }
+  for (const int resident : {0, 1, 5, 6}) {  // of 6
+    for (const bool on_host : {true, false}) {
+      all.push_back({fmt::format("micro_batch_major_resident_blocks_{}_activations_on_{}", resident,
+                                 on_host ? "host" : "device"),
+                     [resident, on_host](RunConfig& run) {
+                       run.loop_order = LoopOrder::micro_batch_major;
+                       run.resident_blocks = resident;
+                       run.activation_policy = ActivationPolicy::all;
+                       run.activation_blocks = 2;
+                       run.activations_on_host = on_host;
+                       run.optimizer_device_share = on_host ? 0.5 : 0.0;
+                       run.gradients_on_host = resident == 1;
+                       run.weight_slots = on_host ? 1 : 3;
+                     }});
+    }
+  }
+  all.push_back({"micro_batch_major_coherent_backend", [](RunConfig& run) {
+                   run.loop_order = LoopOrder::micro_batch_major;
+                   run.backend = BackendChoice::coherent;
+                   run.allow_emulation = true;
+                   run.resident_blocks = 2;
+                 }});
   for (const int resident : {1, 3, 6}) {  // of 6
     for (const bool alone : {true, false}) {
       all.push_back({fmt::format("resident_blocks_{}_{}", resident,

@@ -204,7 +204,7 @@ TEST(MemoryPlan, HostGradientsTakeFourBytesPerParameterOrAShortRing) {
           EXPECT_LE(gradients + kept, 4 * count.parameters + count.padding(4, 1));
           if (kept == 0) return;
           const std::size_t on_device =
-              bytes_of(ledger, Space::device, "gradients kept for the device's updates (fp32)");
+              bytes_of(ledger, Space::device, "gradients that stay on the device (fp32)");
           EXPECT_GE(on_device, kept);
           EXPECT_LE(on_device, kept + 255 * count.blocks);
           return;

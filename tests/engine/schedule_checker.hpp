@@ -72,7 +72,7 @@ struct Place {
     host_slab,       // (block, part): halves, moments, version; part 0 is the host's to update, 1 + k piece k
     update_slot,     // (slot)
     resident_state,  // (block): halves and moments that live on the device
-    kept_gradient,   // (block): the device's part of its gradient, where that waits on the device
+    block_gradient,  // (block): its gradient's own buffer, or what of it waits on the device
     input,           // (buffer, chunk)
     ring,            // (intermediate slot)
     resident,        // (block, chunk): intermediates that stay on the device
@@ -100,7 +100,8 @@ struct Accesses {
 /// What the step runner reads and writes for an operation.
 class AccessModel {
  public:
-  explicit AccessModel(const ScheduleSettings& settings) : settings_(settings) {}
+  AccessModel(const ScheduleSettings& settings, const ChunkPlan& chunks)
+      : settings_(settings), chunks_(chunks) {}
 
   Accesses of(const Operation& operation) const {
     Accesses accesses;
@@ -115,8 +116,9 @@ class AccessModel {
       writes.push_back(place);
     };
     const auto compute_with_weights = [&] {
-      reads.push_back({Place::weight_slot, operation.weight_slot});
-      read_slab(b, reads);  // its version, and what a coherent backend leaves there
+      if (operation.weight_slot >= 0) reads.push_back({Place::weight_slot, operation.weight_slot});
+      read_slab(b, reads);  // resident weights, or its version and what a coherent backend leaves there
+      if (tied_head && operation.weight_slot < 0) read_slab(0, reads);
       both({Place::compute_scratch});
     };
     switch (operation.kind) {
@@ -136,7 +138,7 @@ class AccessModel {
         writes = {state_on_device(operation)};
         break;
       case OperationKind::update_on_device:
-        if (settings_.device_update.kept(b) > 0) reads = {{Place::kept_gradient, b}};
+        if (settings_.device_update.kept(b) > 0) reads = {{Place::block_gradient, b}};
         both(state_on_device(operation));
         break;
       case OperationKind::store_state:
@@ -161,18 +163,18 @@ class AccessModel {
         break;
       case OperationKind::save_input:
         reads = {input(b, c)};
-        writes = {{Place::saved_input, b, c}};
+        writes = {{Place::saved_input, b, in_buffer(c)}};
         break;
       case OperationKind::load_input:
-        reads = {{Place::saved_input, b, c}};
+        reads = {{Place::saved_input, b, in_buffer(c)}};
         writes = {input(b, c)};
         break;
       case OperationKind::save_intermediates:
         reads = {{Place::ring, operation.intermediate_slot}};
-        writes = {{Place::saved_intermediates, b, c}};
+        writes = {{Place::saved_intermediates, b, in_buffer(c)}};
         break;
       case OperationKind::load_intermediates:
-        reads = {{Place::saved_intermediates, b, c}};
+        reads = {{Place::saved_intermediates, b, in_buffer(c)}};
         writes = {{Place::ring, operation.intermediate_slot}};
         break;
       case OperationKind::loss:
@@ -185,16 +187,17 @@ class AccessModel {
         compute_with_weights();
         reads.push_back(input(b, c));
         writes.push_back({Place::stream_gradient, c});
-        both({Place::gradient_slot, operation.gradient_slot});
+        both(gradient(operation));
+        if (tied_head && settings_.head_adds_to_embedding()) both({Place::block_gradient, 0});
         both({Place::nll_sum});
         break;
       case OperationKind::clear_gradient:
-        writes = {{Place::gradient_slot, operation.gradient_slot}};
+        writes = {gradient(operation)};
         break;
       case OperationKind::load_gradient:
         reads = {{Place::host_gradient, host_gradient_slab(settings_, b)}};
-        if (settings_.device_update.kept(b) > 0) reads.push_back({Place::kept_gradient, b});
-        writes = {{Place::gradient_slot, operation.gradient_slot}};
+        if (settings_.device_update.kept(b) > 0) reads.push_back({Place::block_gradient, b});
+        writes = {gradient(operation)};
         break;
       case OperationKind::rebuild_key_value:
         compute_with_weights();
@@ -205,7 +208,7 @@ class AccessModel {
         break;
       case OperationKind::backward:
         both({Place::stream_gradient, c});
-        both({Place::gradient_slot, operation.gradient_slot});
+        both(gradient(operation));
         if (b > 0) {
           compute_with_weights();
           reads.push_back(input(b, c));
@@ -213,20 +216,22 @@ class AccessModel {
         }
         break;
       case OperationKind::gradient_norm:
-        reads = {{Place::gradient_slot, operation.gradient_slot}};
+        reads = {gradient(operation)};
         writes = {{Place::norm_partial, b}, {Place::compute_scratch}};
         break;
       case OperationKind::keep_gradient:
-        reads = {{Place::gradient_slot, operation.gradient_slot}};
-        if (settings_.device_update.kept(b) > 0) writes.push_back({Place::kept_gradient, b});
-        if (tied_head && settings_.device_update.kept(0) > 0) writes.push_back({Place::kept_gradient, 0});
+        reads = {gradient(operation)};
+        if (settings_.device_update.kept(b) > 0) writes.push_back({Place::block_gradient, b});
+        if (tied_head && settings_.device_update.kept(0) > 0) writes.push_back({Place::block_gradient, 0});
         break;
       case OperationKind::emit_gradient:
         // What is not kept on the device, if only nothing.
-        reads = {{Place::gradient_slot, operation.gradient_slot}, {Place::norm_partial, b}};
+        reads = {gradient(operation), {Place::norm_partial, b}};
         if (b == head) reads.push_back({Place::nll_sum});
         writes = {{Place::host_gradient, host_gradient_slab(settings_, b)}, {Place::host_sums, b}};
-        if (tied_head) writes.push_back({Place::host_gradient, host_gradient_slab(settings_, 0)});
+        if (tied_head && !settings_.head_adds_to_embedding()) {
+          writes.push_back({Place::host_gradient, host_gradient_slab(settings_, 0)});
+        }
         break;
       case OperationKind::verdict:
         for (int block = 0; block < settings_.num_blocks; ++block) reads.push_back({Place::host_sums, block});
@@ -237,7 +242,22 @@ class AccessModel {
   }
 
  private:
-  bool saves() const { return settings_.activation_policy != ActivationPolicy::input; }
+  /// Where a chunk's activations lie: micro-batch-major every group's lie over those of the one before.
+  int in_buffer(int chunk) const {
+    if (settings_.loop_order == LoopOrder::layer_major) return chunk;
+    for (const ChunkGroup& group : chunks_.groups) {
+      if (chunk < group.first_chunk + group.num_chunks) return chunk - group.first_chunk;
+    }
+    return -1;
+  }
+  static Place gradient(const Operation& operation) {
+    if (operation.gradient_slot < 0) return {Place::block_gradient, operation.block};
+    return {Place::gradient_slot, operation.gradient_slot};
+  }
+  bool saves(int block) const {
+    return settings_.activation_policy != ActivationPolicy::input &&
+           block >= settings_.num_blocks - 1 - settings_.activation_blocks;
+  }
   static Place state_on_device(const Operation& operation) {
     if (operation.update_slot < 0) return {Place::resident_state, operation.block};
     return {Place::update_slot, operation.update_slot};
@@ -251,22 +271,26 @@ class AccessModel {
     for (int part = 0; part < parts; ++part) reads.push_back({Place::host_slab, block, part});
   }
   Place input(int block, int chunk) const {
-    return {Place::input, settings_.activations_on_host ? block % 2 : block, chunk};
+    return {Place::input, settings_.activations_on_host ? block % 2 : block, in_buffer(chunk)};
   }
   std::vector<Place> intermediates(const Operation& operation) const {
-    if (!saves()) return {};
-    if (!settings_.activations_on_host) return {{Place::resident, operation.block, operation.chunk}};
+    if (!saves(operation.block)) return {};
+    if (!settings_.activations_on_host) {
+      return {{Place::resident, operation.block, in_buffer(operation.chunk)}};
+    }
     return {{Place::ring, operation.intermediate_slot}};
   }
 
   const ScheduleSettings& settings_;
+  const ChunkPlan& chunks_;
 };
 
 /// Two operations that touch the same memory, one writing, and nothing that keeps them apart: described;
 /// empty when there is no such pair.
-inline std::string find_race(const Schedule& schedule, const ScheduleSettings& settings) {
+inline std::string find_race(const Schedule& schedule, const ScheduleSettings& settings,
+                             const ChunkPlan& chunks) {
   const HappensBefore order(schedule);
-  const AccessModel model(settings);
+  const AccessModel model(settings, chunks);
   struct Access {
     int operation;
     bool writes;

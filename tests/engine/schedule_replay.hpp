@@ -82,7 +82,10 @@ class StepReplay {
     if (!holds && problem_.empty()) problem_ = fmt::format("{}: {}", to_string(schedule_, index_), what);
   }
   bool tied() const { return settings_.head_uses_embedding; }
-  bool saves() const { return settings_.activation_policy != ActivationPolicy::input; }
+  bool saves(int block) const {
+    return settings_.activation_policy != ActivationPolicy::input &&
+           block >= head_ - settings_.activation_blocks;
+  }
   bool immediate() const { return settings_.optimizer_update == OptimizerUpdate::immediate; }
 
   // --- gradients that wait, and the parts of a block's state that they are for ---
@@ -135,38 +138,59 @@ class StepReplay {
   }
 
   void expect_weights(const Operation& operation) {
+    if (settings_.device_update.is_resident(operation.block)) {
+      expect(operation.weight_slot == -1, "resident weights in a slot");
+      expect_ready(operation.block);
+      return;
+    }
     const auto slot = slots_.find(operation.weight_slot);
     expect(slot != slots_.end() && slot->second == current(operation.block), "the slot holds other weights");
   }
   void expect_input(const Operation& operation) {
-    const auto found = inputs_.find({input_buffer(operation.block), operation.chunk});
-    expect(found != inputs_.end() && found->second == operation.block, "the input is not there");
+    const auto found = inputs_.find({input_buffer(operation.block), in_buffer(operation.chunk)});
+    expect(found != inputs_.end() && found->second == std::pair(operation.block, operation.chunk),
+           "the input is not there");
+  }
+  int in_buffer(int chunk) const {
+    if (settings_.loop_order == LoopOrder::layer_major) return chunk;
+    return chunk - chunks_.groups[static_cast<std::size_t>(group_of(chunk))].first_chunk;
   }
   int group_of(int chunk) const { return chunks_.chunks[static_cast<std::size_t>(chunk)].group; }
 
   void write_intermediates(const Operation& operation) {
-    if (!saves()) return;
+    if (!saves(operation.block)) return;
     if (settings_.activations_on_host) {
       expect(operation.intermediate_slot >= 0 && operation.intermediate_slot < settings_.intermediate_slots,
              "no intermediate slot");
       ring_[operation.intermediate_slot] = {operation.block, operation.chunk};
     } else {
-      resident_.insert({operation.block, operation.chunk});
+      resident_[{operation.block, in_buffer(operation.chunk)}] = operation.chunk;
     }
   }
   void take_intermediates(const Operation& operation) {
-    if (!saves()) return;
+    if (!saves(operation.block)) return;
     const std::pair key{operation.block, operation.chunk};
     if (settings_.activations_on_host) {
       const auto found = ring_.find(operation.intermediate_slot);
       expect(found != ring_.end() && found->second == key, "the ring holds other intermediates");
       ring_.erase(operation.intermediate_slot);  // overwritten with gradients
     } else {
-      expect(resident_.erase(key) == 1, "the intermediates are not there");
+      const auto found = resident_.find({operation.block, in_buffer(operation.chunk)});
+      expect(found != resident_.end() && found->second == operation.chunk, "the intermediates are not there");
+      if (found != resident_.end()) resident_.erase(found);
     }
   }
+  /// Where the operation's gradient grows: a buffer of the ring, or one of the block's own.
+  GradientContent& buffer_of(const Operation& operation) {
+    const bool own = settings_.loop_order == LoopOrder::micro_batch_major ||
+                     settings_.device_update.is_resident(operation.block);
+    expect(own ? operation.gradient_slot == -1
+               : operation.gradient_slot >= 0 && operation.gradient_slot < settings_.gradient_slots,
+           "no such gradient buffer");
+    return own ? own_gradients_[operation.block] : gradients_[operation.gradient_slot];
+  }
   GradientContent& gradient_of(const Operation& operation) {
-    GradientContent& content = gradients_[operation.gradient_slot];
+    GradientContent& content = buffer_of(operation);
     expect(content.block == operation.block, "the gradient slot belongs to another block");
     return content;
   }
@@ -221,11 +245,8 @@ class StepReplay {
       case OperationKind::fetch_weights:
         expect(!slots_.contains(operation.weight_slot), "the slot is in use");
         expect(operation.weight_slot >= 0 && operation.weight_slot < settings_.weight_slots, "no such slot");
-        if (settings_.pending_update) {
-          expect(is_updated(b) && (b != head_ || !tied() || is_updated(0)), "its update is still waiting");
-        }
-        expect_resident(b);
-        if (b == head_ && tied()) expect_resident(0);
+        expect(!settings_.device_update.is_resident(b), "it lives on the device");
+        expect_ready(b);
         slots_[operation.weight_slot] = current(b);
         ++num_fetches_;
         break;
@@ -241,25 +262,28 @@ class StepReplay {
           append_key_values(operation, false);
           write_intermediates(operation);
         }
-        inputs_[{input_buffer(b + 1), c}] = b + 1;
+        inputs_[{input_buffer(b + 1), in_buffer(c)}] = {b + 1, c};
         break;
       case OperationKind::save_input:
         expect_input(operation);
-        saved_inputs_.insert({b, c});
+        saved_inputs_[{b, in_buffer(c)}] = c;
         break;
       case OperationKind::load_input:
-        expect(saved_inputs_.contains({b, c}), "nothing was saved");
-        inputs_[{input_buffer(b), c}] = b;
+        expect(saved_inputs_.contains({b, in_buffer(c)}) && saved_inputs_[{b, in_buffer(c)}] == c,
+               "nothing was saved");
+        inputs_[{input_buffer(b), in_buffer(c)}] = {b, c};
         break;
       case OperationKind::save_intermediates: {
         const auto found = ring_.find(operation.intermediate_slot);
         expect(found != ring_.end() && found->second == std::pair(b, c),
                "the ring holds other intermediates");
-        saved_intermediates_.insert({b, c});
+        saved_intermediates_[{b, in_buffer(c)}] = c;
         break;
       }
       case OperationKind::load_intermediates:
-        expect(saved_intermediates_.contains({b, c}), "nothing was saved");
+        expect(
+            saved_intermediates_.contains({b, in_buffer(c)}) && saved_intermediates_[{b, in_buffer(c)}] == c,
+            "nothing was saved");
         ring_[operation.intermediate_slot] = {b, c};
         break;
       case OperationKind::loss:
@@ -273,20 +297,28 @@ class StepReplay {
         expect_input(operation);
         expect(losses_.insert(c).second, "the chunk's loss was added before");
         add_gradient(operation);
+        if (tied() && settings_.head_adds_to_embedding()) {
+          GradientContent& embedding = own_gradients_[0];
+          expect(embedding.block == 0 && embedding.chunks.empty(), "the embedding's gradient is not clear");
+          embedding.has_share_of_head = true;
+        }
         stream_gradient_[c] = head_;
         break;
       case OperationKind::clear_gradient:
-        expect(gradients_[operation.gradient_slot].block < 0, "the slot holds a gradient that has not left");
-        gradients_[operation.gradient_slot] = {.block = b, .chunks = {}};
+        expect(buffer_of(operation).block < 0, "the buffer holds a gradient that has not left");
+        if (operation.gradient_slot < 0) {
+          expect(device_home(b).block < 0, "the buffer holds a gradient that waits for its update");
+        }
+        buffer_of(operation) = {.block = b, .chunks = {}};
         break;
       case OperationKind::load_gradient: {
         const auto has_share = [&](const WaitingGradient& home) {
           return home.block == b && !home.complete && home.of_this_step;
         };
-        expect(gradients_[operation.gradient_slot].block < 0, "the slot holds a gradient that has not left");
+        expect(buffer_of(operation).block < 0, "the buffer holds a gradient that has not left");
         expect(host_readers(b).empty() || has_share(host_home(b)), "the head's share is not there");
         expect(device_readers(b).empty() || has_share(device_home(b)), "the head's share was not kept");
-        gradients_[operation.gradient_slot] = {.block = b, .has_share_of_head = true, .chunks = {}};
+        buffer_of(operation) = {.block = b, .has_share_of_head = true, .chunks = {}};
         break;
       }
       case OperationKind::rebuild_key_value:
@@ -307,14 +339,16 @@ class StepReplay {
       case OperationKind::emit_gradient:
         expect(gradient_of(operation).normed, "its norm is missing");
         put(host_home(b), b, true, host_readers(b));
-        if (b == head_ && tied()) put(host_home(0), 0, false, host_readers(0));
-        gradients_[operation.gradient_slot] = {};
+        if (carries_embedding(b)) put(host_home(0), 0, false, host_readers(0));
+        if (operation.gradient_slot < 0) put(device_home(b), b, true, device_readers(b));
+        buffer_of(operation) = {};
         ++emits_[block];
         break;
       case OperationKind::keep_gradient:
         expect(gradient_of(operation).normed, "the gradient is not finished");
+        expect(operation.gradient_slot >= 0, "it stays where it grew");
         put(device_home(b), b, true, device_readers(b));
-        if (b == head_ && tied()) put(device_home(0), 0, false, device_readers(0));
+        if (carries_embedding(b)) put(device_home(0), 0, false, device_readers(0));
         break;
       case OperationKind::verdict:
         for (const int count : emits_) expect(count == 1, "a block's sums are missing");
@@ -395,6 +429,18 @@ class StepReplay {
              "the gradients that wait are not this step's");
     }
   }
+  bool carries_embedding(int block) const {
+    return block == head_ && tied() && !settings_.head_adds_to_embedding();
+  }
+  /// The block's weights are those of this step, where they live.
+  void expect_ready(int block) {
+    const bool with_embedding = block == head_ && tied();
+    if (settings_.pending_update) {
+      expect(is_updated(block) && (!with_embedding || is_updated(0)), "its update is still waiting");
+    }
+    expect_resident(block);
+    if (with_embedding) expect_resident(0);
+  }
   void expect_resident(int block) {
     if (!settings_.device_update.is_resident(block)) return;
     expect(!settings_.load_resident || resident_state_.contains(block), "its state is still on the host");
@@ -418,12 +464,14 @@ class StepReplay {
   std::vector<int> versions_, emits_;
   std::vector<std::set<int>> updated_parts_;  // by block
   std::map<int, SlotContent> slots_;
-  std::map<std::pair<int, int>, int> inputs_;  // (buffer, chunk) → block
-  std::set<std::pair<int, int>> saved_inputs_, saved_intermediates_, resident_;
+  std::map<std::pair<int, int>, std::pair<int, int>> inputs_;  // (buffer, place) → (block, chunk)
+  std::map<std::pair<int, int>, int> saved_inputs_, saved_intermediates_,
+      resident_;  // (block, place) → chunk
   std::map<int, std::pair<int, int>> ring_;
   KeyValues key_values_;
-  std::map<int, int> stream_gradient_;  // chunk → the block whose input's gradient it is
-  std::map<int, GradientContent> gradients_;
+  std::map<int, int> stream_gradient_;             // chunk → the block whose input's gradient it is
+  std::map<int, GradientContent> gradients_;       // by slot
+  std::map<int, GradientContent> own_gradients_;   // by block
   std::map<int, WaitingGradient> host_gradients_;  // by slab
   std::map<int, WaitingGradient> kept_gradients_;  // by block
   std::map<int, PieceInSlot> update_slots_;

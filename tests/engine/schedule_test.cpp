@@ -37,10 +37,11 @@ std::vector<BlockCost> costs_of(const ScheduleSettings& settings) {
   for (int block = 0; block < settings.num_blocks; ++block) {
     const bool decoder = block > 0 && block + 1 < settings.num_blocks;
     const std::int64_t elements = 120 + 8 * block;
-    const bool tied_head = settings.head_uses_embedding && block + 1 == settings.num_blocks;
+    const bool carries_embedding = settings.head_uses_embedding && !settings.head_adds_to_embedding() &&
+                                   block + 1 == settings.num_blocks;
     costs.push_back({.num_elements = elements,
                      .fetch_bytes = 1000 + block,
-                     .gradient_bytes = 4 * (elements + (tied_head ? costs[0].num_elements : 0)),
+                     .gradient_bytes = 4 * (elements + (carries_embedding ? costs[0].num_elements : 0)),
                      .update_bytes = 28 * elements,
                      .input_bytes_per_token = decoder ? 16 : 0,
                      .intermediate_bytes_per_token = decoder ? 64 : 0,
@@ -54,14 +55,17 @@ std::string describe(const ScheduleSettings& settings, const ChunkPlan& chunks) 
   const DeviceUpdate& device = settings.device_update;
   return fmt::format(
       "blocks {}, chunks {} in {} groups, tied {}, train {}, pending {}, immediate {}, fetch on {}, slots "
-      "{}, gradient slots {}, intermediate slots {}, host ring {}, policy {}, on host {}, device updates "
+      "{}, gradient slots {}, intermediate slots {}, host ring {}, micro-batch-major {}, policy {} for {} "
+      "blocks, on host {}, device updates "
       "[{}] in pieces of {} through {} slots, their gradients on the device {}, {} blocks resident, to load {}",
       settings.num_blocks, chunks.num_chunks(), chunks.groups.size(), settings.head_uses_embedding,
       settings.train, settings.pending_update, settings.optimizer_update == OptimizerUpdate::immediate,
       name_of(settings.fetch_lane), settings.weight_slots, settings.gradient_slots,
-      settings.intermediate_slots, settings.host_gradient_ring, static_cast<int>(settings.activation_policy),
-      settings.activations_on_host, fmt::join(device.elements, " "), device.piece_elements, device.slots,
-      device.gradients_on_device, device.resident_blocks, settings.load_resident);
+      settings.intermediate_slots, settings.host_gradient_ring,
+      settings.loop_order == LoopOrder::micro_batch_major, static_cast<int>(settings.activation_policy),
+      settings.activation_blocks, settings.activations_on_host, fmt::join(device.elements, " "),
+      device.piece_elements, device.slots, device.gradients_on_device, device.resident_blocks,
+      settings.load_resident);
 }
 
 /// What part of the updates is the device's.
@@ -108,21 +112,23 @@ void for_each_schedule(
           for (const Gradients gradients : {Gradients::fresh, Gradients::pending, Gradients::immediate}) {
             for (const bool tied : {true, false}) {
               for (const Lane fetch_lane : {Lane::h2d, Lane::compute}) {
-                ScheduleSettings settings{.num_blocks = 2 + between(1, 5),
-                                          .head_uses_embedding = tied,
-                                          .train = train,
-                                          .pending_update = gradients == Gradients::pending,
-                                          .fetch_lane = fetch_lane,
-                                          .weight_slots = weight_slots,
-                                          .gradient_slots = between(1, 3),
-                                          .intermediate_slots = between(1, 3),
-                                          .host_gradient_ring = between(1, 3),
-                                          .activation_policy = policy,
-                                          .activations_on_host = on_host,
-                                          .optimizer_update = gradients == Gradients::immediate
-                                                                  ? OptimizerUpdate::immediate
-                                                                  : OptimizerUpdate::deferred,
-                                          .device_update = {}};
+                ScheduleSettings settings{
+                    .num_blocks = 2 + between(1, 5),
+                    .head_uses_embedding = tied,
+                    .train = train,
+                    .pending_update = gradients == Gradients::pending,
+                    .fetch_lane = fetch_lane,
+                    .weight_slots = weight_slots,
+                    .gradient_slots = between(1, 3),
+                    .intermediate_slots = between(1, 3),
+                    .host_gradient_ring = between(1, 3),
+                    .loop_order = between(0, 1) == 1 ? LoopOrder::micro_batch_major : LoopOrder::layer_major,
+                    .activation_policy = policy,
+                    .activation_blocks = between(0, 6),
+                    .activations_on_host = on_host,
+                    .optimizer_update = gradients == Gradients::immediate ? OptimizerUpdate::immediate
+                                                                          : OptimizerUpdate::deferred,
+                    .device_update = {}};
                 if (gradients != Gradients::immediate) {
                   settings.device_update =
                       device_update_of(settings, static_cast<DeviceShare>(between(0, 3)), between);
@@ -155,14 +161,15 @@ std::vector<int> indices_of(const Schedule& schedule, OperationKind kind, int bl
 }
 
 bool computes_with_weights(const Operation& operation) {
-  return operation.weight_slot >= 0 && operation.chunk >= 0;
+  const bool embedding_backward = operation.kind == OperationKind::backward && operation.block == 0;
+  return operation.lane == Lane::compute && operation.chunk >= 0 && !embedding_backward;
 }
 
 TEST(Schedule, ConflictingAccessesAreOrderedUnderAnyTiming) {
   for (const bool train : {true, false}) {
     for_each_schedule(train, [](const auto& settings, const auto& chunks, const Schedule& schedule) {
-      EXPECT_EQ(find_race(schedule, settings), "") << describe(settings, chunks) << '\n'
-                                                   << schedule.to_text();
+      EXPECT_EQ(find_race(schedule, settings, chunks), "") << describe(settings, chunks) << '\n'
+                                                           << schedule.to_text();
     });
   }
 }
@@ -198,13 +205,20 @@ TEST(Schedule, EachBlocksWeightsAreFetchedOncePerPass) {
   for (const bool train : {true, false}) {
     for_each_schedule(train, [](const auto& settings, const auto& chunks, const Schedule& schedule) {
       // The last weight_slots − 1 decoder blocks stay in their slots until the backward pass comes back.
-      const int layers = settings.num_blocks - 2;
+      const int streamed = settings.num_streamed_blocks();
+      const int layers = std::clamp(streamed - 1, 0, settings.num_blocks - 2);
       const int retained = std::min(layers, settings.weight_slots - 1);
-      const int expected = settings.num_blocks + (settings.train ? layers - retained : 0);
+      const int expected = streamed + (settings.train ? layers - retained : 0);
       const std::vector<BlockCost> costs = costs_of(settings);
       StepReplay replay(schedule, settings, chunks, costs);
       replay.run();
-      EXPECT_EQ(replay.num_fetches(), expected) << describe(settings, chunks);
+      if (settings.loop_order == LoopOrder::layer_major || chunks.groups.size() == 1) {
+        EXPECT_EQ(replay.num_fetches(), expected) << describe(settings, chunks);
+      } else {  // blocks may stay from one micro-batch to the next
+        EXPECT_GE(replay.num_fetches(), expected) << describe(settings, chunks);
+        EXPECT_LE(replay.num_fetches(), expected * static_cast<int>(chunks.groups.size()))
+            << describe(settings, chunks);
+      }
     });
   }
 }
@@ -214,7 +228,8 @@ TEST(Schedule, EachBlockEmitsOnceAndClearsOnceWhateverTheNumberOfChunks) {
     for (int block = 0; block < settings.num_blocks; ++block) {
       EXPECT_EQ(indices_of(schedule, OperationKind::emit_gradient, block).size(), 1U)
           << describe(settings, chunks);
-      const bool loads = block == 0 && settings.head_uses_embedding;
+      const bool loads =
+          block == 0 && settings.head_uses_embedding && !settings.has_own_gradient_buffer(block);
       EXPECT_EQ(indices_of(schedule, OperationKind::clear_gradient, block).size(), loads ? 0U : 1U)
           << describe(settings, chunks);
       EXPECT_EQ(indices_of(schedule, OperationKind::load_gradient, block).size(), loads ? 1U : 0U)
@@ -227,7 +242,7 @@ TEST(Schedule, EachBlockEmitsOnceAndClearsOnceWhateverTheNumberOfChunks) {
 struct Visit {
   int block;
   int first_compute;
-  int fetch;  ///< the last one of the block before it is used
+  int fetch;  ///< the last one of the block before it is used; −1: it lives on the device
 };
 
 std::vector<Visit> visits_of(const Schedule& schedule) {
@@ -238,7 +253,8 @@ std::vector<Visit> visits_of(const Schedule& schedule) {
     if (operation.kind == OperationKind::fetch_weights) last_fetch[operation.block] = static_cast<int>(i);
     if (!computes_with_weights(operation)) continue;
     if (!visits.empty() && visits.back().block == operation.block) continue;
-    visits.push_back({operation.block, static_cast<int>(i), last_fetch.at(operation.block)});
+    const auto fetch = last_fetch.find(operation.block);
+    visits.push_back({operation.block, static_cast<int>(i), fetch == last_fetch.end() ? -1 : fetch->second});
   }
   return visits;
 }
@@ -250,6 +266,7 @@ TEST(Schedule, WithTwoSlotsTheNextBlocksWeightsDoNotWaitForThisBlocksKernels) {
       const HappensBefore order(schedule);
       const std::vector<Visit> visits = visits_of(schedule);
       for (std::size_t k = 1; k < visits.size(); ++k) {
+        if (visits[k].fetch < 0) continue;
         EXPECT_FALSE(order.ordered(visits[k - 1].first_compute, visits[k].fetch))
             << "fetch of block " << visits[k].block << " waits for block " << visits[k - 1].block << ": "
             << describe(settings, chunks) << '\n'
@@ -293,6 +310,10 @@ TEST(Schedule, PendingUpdatesComeBeforeTheFetchAndRunBesideTheKernelsOfEarlierBl
         for (const int fetch : indices_of(schedule, OperationKind::fetch_weights, block)) {
           EXPECT_TRUE(order.ordered(end, fetch)) << describe(settings, chunks);
         }
+        const int use = indices_of(schedule, [&](const Operation& operation) {
+                          return operation.block == block && computes_with_weights(operation);
+                        }).front();
+        EXPECT_TRUE(order.ordered(end, use)) << describe(settings, chunks);
         // The host's threads wait for no kernel.
         if (operation.kind == OperationKind::update) {
           const auto kernels = indices_of(schedule, computes_with_weights);
@@ -328,11 +349,11 @@ TEST(Schedule, PiecesOfTheDevicesShareAreEachLoadedUpdatedAndStoredOnce) {
         }
         EXPECT_EQ(piece, expected) << name_of(kind) << ": " << describe(settings, chunks);
       }
-      EXPECT_EQ(indices_of(schedule, OperationKind::keep_gradient, block).size(),
-                device.kept(block) > 0 || (block + 1 == settings.num_blocks && settings.head_uses_embedding &&
-                                           device.kept(0) > 0)
-                    ? 1U
-                    : 0U)
+      const bool carries_embedding = block + 1 == settings.num_blocks && settings.head_uses_embedding &&
+                                     !settings.has_own_gradient_buffer(0);
+      const bool keeps = !settings.has_own_gradient_buffer(block) &&
+                         (device.kept(block) > 0 || (carries_embedding && device.kept(0) > 0));
+      EXPECT_EQ(indices_of(schedule, OperationKind::keep_gradient, block).size(), keeps ? 1U : 0U)
           << describe(settings, chunks);
     }
   });
@@ -392,21 +413,15 @@ TEST(Schedule, BeforeAFetchThePiecesOfTheNextBlocksFillTheSlotsAndNoMore) {
     for (int block = 0; block < settings.num_blocks; ++block) total += streamed(block);
     int loaded = 0;
     int needed = 0;
-    int next = 0;  // block that has not been fetched yet
+    int next = device.resident_blocks;  // block that has not been fetched yet
     for (const Operation& operation : schedule.operations) {
       if (operation.kind == OperationKind::load_state && operation.update_slot >= 0) ++loaded;
       if (operation.kind != OperationKind::fetch_weights || operation.block != next) continue;
       needed += streamed(next++);
       const int most = std::min(total, needed + device.slots);
-      EXPECT_LE(loaded, most) << "before the fetch of block " << operation.block << ": "
+      EXPECT_EQ(loaded, most) << "before the fetch of block " << operation.block << ": "
                               << describe(settings, chunks) << '\n'
                               << schedule.to_text();
-      // Blocks that live on the device have a piece each, too, that needs no slot.
-      if (next >= device.resident_blocks) {
-        EXPECT_EQ(loaded, most) << "before the fetch of block " << operation.block << ": "
-                                << describe(settings, chunks) << '\n'
-                                << schedule.to_text();
-      }
       if (loaded == needed + device.slots) ++full;
     }
   });
@@ -415,7 +430,7 @@ TEST(Schedule, BeforeAFetchThePiecesOfTheNextBlocksFillTheSlotsAndNoMore) {
 
 TEST(Schedule, WithTwoGradientSlotsTheNextBlocksBackwardDoesNotWaitForTheGradientToLeave) {
   for_each_schedule(true, [](const auto& settings, const auto& chunks, const Schedule& schedule) {
-    if (settings.gradient_slots < 2) return;
+    if (settings.gradient_slots < 2 || settings.loop_order != LoopOrder::layer_major) return;
     const HappensBefore order(schedule);
     for (int block = settings.num_blocks - 1; block > 1; --block) {
       const int emit = indices_of(schedule, OperationKind::emit_gradient, block).at(0);
@@ -441,7 +456,7 @@ TEST(Schedule, NoDependencyCanBeLeftOut) {
         if (HappensBefore(mutant).ordered(dependency, static_cast<int>(i))) continue;
         ++removed;
         if (schedule.operations[i].update_slot >= 0) ++of_device_updates;
-        EXPECT_NE(find_race(mutant, settings), "")
+        EXPECT_NE(find_race(mutant, settings, chunks), "")
             << to_string(schedule, static_cast<int>(i)) << " waits for " << to_string(schedule, dependency)
             << " for nothing: " << describe(settings, chunks) << '\n'
             << schedule.to_text();
@@ -494,18 +509,18 @@ TEST(Schedule, BytesAndFlopsAreThoseOfTheCosts) {
     std::map<int, double> forward_flops;
     std::map<int, std::int64_t> saved_bytes, loaded_state, updated_state, stored_state;
     const auto kept = [&](int block) {
-      const bool tied_head = settings.head_uses_embedding && block + 1 == settings.num_blocks;
-      return device.kept(block) + (tied_head ? device.kept(0) : 0);
+      const bool carries_embedding = settings.head_uses_embedding && !settings.has_own_gradient_buffer(0) &&
+                                     block + 1 == settings.num_blocks;
+      return device.kept(block) + (carries_embedding ? device.kept(0) : 0);
     };
     for (const Operation& operation : schedule.operations) {
       if (operation.block < 0) continue;
       const BlockCost& cost = costs[static_cast<std::size_t>(operation.block)];
       switch (operation.kind) {
         case OperationKind::fetch_weights:
-          if (device.is_resident(operation.block)) {
-            EXPECT_EQ(operation.bytes, 0) << describe(settings, chunks);
-          } else if (settings.head_uses_embedding && operation.block + 1 == settings.num_blocks &&
-                     device.is_resident(0)) {
+          EXPECT_FALSE(device.is_resident(operation.block)) << describe(settings, chunks);
+          if (settings.head_uses_embedding && operation.block + 1 == settings.num_blocks &&
+              device.is_resident(0)) {
             EXPECT_EQ(operation.bytes, cost.fetch_bytes - costs[0].fetch_bytes) << describe(settings, chunks);
           } else {
             EXPECT_EQ(operation.bytes, cost.fetch_bytes);
@@ -565,8 +580,9 @@ TEST(Schedule, BytesAndFlopsAreThoseOfTheCosts) {
     for (int block = 1; block + 1 < settings.num_blocks; ++block) {
       EXPECT_DOUBLE_EQ(forward_flops[block], 100.0 * static_cast<double>(chunks.num_tokens()) + 10.0 * pairs)
           << describe(settings, chunks);
-      const bool leaves =
-          settings.activations_on_host && settings.activation_policy != ActivationPolicy::input;
+      const bool leaves = settings.activations_on_host &&
+                          settings.activation_policy != ActivationPolicy::input &&
+                          settings.num_blocks - 1 - block <= settings.activation_blocks;
       EXPECT_EQ(saved_bytes[block], leaves ? 64 * chunks.num_tokens() : 0) << describe(settings, chunks);
     }
   });
@@ -584,6 +600,26 @@ TEST(Schedule, RowsAreVisitedInTheSameOrderForwardAndBackwardAndChunksOfARowDesc
   }
   EXPECT_THAT(forward, ::testing::ElementsAre(0, 1, 2, 3, 4));
   EXPECT_THAT(backward, ::testing::ElementsAre(0, 3, 2, 1, 4));
+}
+
+TEST(Schedule, MicroBatchMajorAGroupGoesThroughAllBlocksBeforeTheNextAndGradientsStay) {
+  const ChunkPlan chunks = plan_of({8, 24}, 8);
+  const ScheduleSettings settings{
+      .num_blocks = 4, .loop_order = LoopOrder::micro_batch_major, .device_update = {}};
+  const Schedule schedule = build_schedule(settings, chunks, costs_of(settings));
+  std::vector<std::string> order;
+  for (const Operation& operation : schedule.operations) {
+    if (operation.lane != Lane::compute || operation.block > 1 || operation.chunk < 0) continue;
+    order.push_back(fmt::format("{} {} {}", name_of(operation.kind), operation.block, operation.chunk));
+    EXPECT_EQ(operation.gradient_slot, -1);
+  }
+  EXPECT_THAT(
+      order, ::testing::ElementsAre("forward 0 0", "forward 1 0", "rebuild_key_value 1 0", "backward 1 0",  //
+                                    "forward 0 1", "forward 0 2", "forward 0 3",                            //
+                                    "forward 1 1", "forward 1 2", "forward 1 3",                            //
+                                    "rebuild_key_value 1 1", "rebuild_key_value 1 2", "rebuild_key_value 1 3",
+                                    "backward 1 3", "backward 1 2", "backward 1 1",  //
+                                    "backward 0 0", "backward 0 1", "backward 0 2", "backward 0 3"));
 }
 
 TEST(Schedule, UpdatesAloneAreOnePerBlockInOrder) {
@@ -635,7 +671,7 @@ TEST(Schedule, UpdatesAloneAreOrderedUnderAnyTimingAndBringResidentStateToTheHos
     settings.device_update = device_update_of(settings, static_cast<DeviceShare>(between(1, 3)), between);
     const Schedule schedule = build_update_schedule(settings, costs_of(settings));
     const std::string description = describe(settings, {}) + '\n' + schedule.to_text();
-    EXPECT_EQ(find_race(schedule, settings), "") << description;
+    EXPECT_EQ(find_race(schedule, settings, {}), "") << description;
     const HappensBefore order(schedule);
     for (int block = 0; block < settings.device_update.resident_blocks; ++block) {
       const auto of = [&](OperationKind kind) { return indices_of(schedule, kind, block); };
