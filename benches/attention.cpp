@@ -1,10 +1,12 @@
 // bf16 attention with the heads of Qwen2.5-7B (28 / 4 of 128) on a CUDA device, one table:
 //   attention [rounds = 11]
-// "ours" is an attention_* call, "bare" one execution of cuDNN's plan for the whole problem with as much
-// workspace as it asks for; in backward it leaves dk and dv in bf16 and adds them to nothing. Everything of a
-// row runs once per round, so that clocks disturb all alike; rates are medians over rounds, of device time,
-// on random numbers (a GPU draws less power, and clocks higher, on zeros). Flops are those that the mask
-// leaves.
+// "ours" is an attention_* call, which in backward overwrites dk and dv as the last chunk of a group does, or
+// in the case of a chunk adds to them as all others do. "bare" is one execution of cuDNN's plan for the whole
+// problem, deterministic where ours is, with as much workspace as it asks for and lse already in the order
+// that it wants; it leaves dk and dv in bf16. "own" is the time of our kernels between cuDNN's, run without
+// them, as a share of ours. Everything of a row runs once per round, so that clocks disturb all alike; rates
+// are medians over rounds, of device time, on random numbers (a GPU draws less power, and clocks higher, on
+// zeros). Flops are those that the mask leaves.
 
 #include <fmt/format.h>
 
@@ -34,7 +36,8 @@ struct Case {
   std::string name;
   std::int64_t queries, keys;
   std::vector<AttentionSegment> segments;
-  bool uniform;  ///< one plan of cuDNN's computes it all
+  bool uniform;     ///< one plan of cuDNN's computes it all
+  bool accumulate;  ///< in backward
 
   /// Two products forward, five backward, of two flops for each pair that the mask leaves.
   double forward_flops() const {
@@ -49,7 +52,7 @@ struct Case {
 };
 
 Case rows_of(std::int64_t tokens, std::int64_t rows) {
-  Case c{fmt::format("{} x {}", rows, tokens), rows * tokens, rows * tokens, {}, true};
+  Case c{fmt::format("{} x {}", rows, tokens), rows * tokens, rows * tokens, {}, true, false};
   for (std::int64_t row = 0; row < rows; ++row) {
     c.segments.push_back({row * tokens, tokens, row * tokens, tokens});
   }
@@ -57,7 +60,7 @@ Case rows_of(std::int64_t tokens, std::int64_t rows) {
 }
 
 Case packed(std::int64_t tokens, std::int64_t longest) {
-  Case c{fmt::format("packed, up to {}", longest), tokens, tokens, {}, false};
+  Case c{fmt::format("packed, up to {}", longest), tokens, tokens, {}, false, false};
   for (std::int64_t at = 0; at < tokens;) {
     const double uniform = uniform_at(1, 0, c.segments.size());
     const auto length = std::min(
@@ -70,7 +73,7 @@ Case packed(std::int64_t tokens, std::int64_t longest) {
 }
 
 Case chunk_of(std::int64_t tokens, std::int64_t keys) {
-  return {fmt::format("{} of {}", tokens, keys), tokens, keys, {{0, tokens, 0, keys}}, false};
+  return {fmt::format("{} of {}", tokens, keys), tokens, keys, {{0, tokens, 0, keys}}, false, true};
 }
 
 struct Operands {
@@ -84,7 +87,9 @@ struct Operands {
         dk(2 * k.bytes()),
         dv(2 * k.bytes()),
         lse(4 * static_cast<std::size_t>(queries * heads)),
-        head_major_lse(lse.bytes()) {
+        head_major_lse(lse.bytes()),
+        dq_sum(2 * q.bytes()),
+        table(ops::detail::attention_table_bytes(ops::detail::attention_call_entries)) {
     q.fill_with_normals(1);
     k.fill_with_normals(2);
     v.fill_with_normals(3);
@@ -99,7 +104,7 @@ struct Operands {
     return {buffer.data(), dtype, {tokens, num_heads, head_dim}};
   }
 
-  DeviceBuffer q, k, v, o, dout, dq, dk, dv, lse, head_major_lse;
+  DeviceBuffer q, k, v, o, dout, dq, dk, dv, lse, head_major_lse, dq_sum, table;
 };
 
 class Bench {
@@ -109,7 +114,8 @@ class Bench {
 
   void measure(const Case& c) const {
     std::vector<std::function<void()>> works = {[&] { forward(c); }, [&] { backward(c, true); },
-                                                [&] { backward(c, false); }};
+                                                [&] { backward(c, false); }, [&] { own_kernels(c, true); },
+                                                [&] { own_kernels(c, false); }};
     if (c.uniform) {
       forward(c);
       const AttentionSegment& row = c.segments.front();
@@ -125,9 +131,10 @@ class Bench {
     std::string line = fmt::format("{:<18}", c.name);
     for (std::size_t i = 0; i < 3; ++i) {
       line += fmt::format("  {:8.3f} ms {:4.0f}", 1e3 * seconds[i], 1e-12 * flops[i] / seconds[i]);
-      line += c.uniform ? fmt::format(" {:4.0f} {:5.2f}", 1e-12 * flops[i] / seconds[i + 3],
-                                      seconds[i + 3] / seconds[i])
+      line += c.uniform ? fmt::format(" {:4.0f} {:5.2f}", 1e-12 * flops[i] / seconds[i + 5],
+                                      seconds[i + 5] / seconds[i])
                         : std::string(11, ' ');
+      if (i > 0) line += fmt::format(" {:4.1f}%", 100.0 * seconds[i + 2] / seconds[i]);
     }
     fmt::print("{}\n", line);
   }
@@ -157,8 +164,48 @@ class Bench {
                              .k = Operands::rows(operands_.k, c.keys, key_heads),
                              .v = Operands::rows(operands_.v, c.keys, key_heads),
                              .o = Operands::rows(operands_.o, c.queries, heads),
-                             .lse = lse},
+                             .lse = lse,
+                             .accumulate = c.accumulate},
                             c.segments, settings(deterministic));
+  }
+
+  /// What attention_backward launches beside cuDNN's plans, on the rows of the same calls; v and o stand in
+  /// for cuDNN's parts.
+  void own_kernels(const Case& c, bool deterministic) const {
+    using Part = ops::detail::AttentionCall::QueryGradient;
+    const ops::detail::AttentionShape shape{heads, key_heads, head_dim, scale(), 0, deterministic};
+    const ops::detail::AttentionCost cost{heads, key_heads, head_dim, deterministic};
+    const auto* part = static_cast<const bf16*>(operands_.v.data());
+    Part before = Part::whole;
+    for (const auto& call : ops::detail::attention_backward_calls(c.segments, 0, cost)) {
+      const ops::cuda::AttentionTable table(operands_.table.data(), call.batch);
+      if (call.ragged) {
+        ops::cuda::write_table(context_, table, call, shape);
+      } else {
+        ops::cuda::transpose_lse(context_, static_cast<float*>(operands_.head_major_lse.data()),
+                                 static_cast<const float*>(operands_.lse.data()) + call.first_query() * heads,
+                                 call.batch, call.queries, heads);
+      }
+      const std::int64_t key = call.first_key() * shape.key_stride();
+      ops::cuda::write_key_gradients(context_,
+                                     {.dk = static_cast<float*>(operands_.dk.data()) + key,
+                                      .dv = static_cast<float*>(operands_.dv.data()) + key,
+                                      .dk_part = part,
+                                      .dv_part = part,
+                                      .store = !c.accumulate},
+                                     table, call, shape);
+      if (call.query_gradient == Part::next || call.query_gradient == Part::last) {
+        ops::cuda::sum_query_gradients(
+            context_,
+            {.dq = static_cast<bf16*>(operands_.dq.data()) + call.first_query() * shape.query_stride(),
+             .sum = static_cast<float*>(operands_.dq_sum.data()),
+             .part = static_cast<const bf16*>(operands_.o.data()),
+             .second = before == Part::first,
+             .last = call.query_gradient == Part::last},
+            call.query_rows() * shape.query_stride());
+      }
+      before = call.query_gradient;
+    }
   }
 
   void bare(const Case& c, bool is_backward, bool deterministic) const {
@@ -222,9 +269,10 @@ int run(int rounds) {
   const DeviceBuffer workspace(bytes), bare_workspace(bare_bytes);
   const Operands operands(limits.queries, limits.keys);
   const ops::Context context{stream.view(), workspace.data(), workspace.bytes(), &libraries};
-  fmt::print("workspace {:.0f} MiB, bare up to {:.0f} MiB; TFLOP/s of ours and bare, ours / bare\n",
-             std::ldexp(static_cast<double>(bytes), -20), std::ldexp(static_cast<double>(bare_bytes), -20));
-  fmt::print("{:<18}  {:<27}{:<27}{}\n", "rows x tokens", "forward", "backward, deterministic",
+  fmt::print(
+      "workspace {:.0f} MiB, bare up to {:.0f} MiB; ms and TFLOP/s of ours, TFLOP/s of bare, ours / bare, own\n",
+      std::ldexp(static_cast<double>(bytes), -20), std::ldexp(static_cast<double>(bare_bytes), -20));
+  fmt::print("{:<18}  {:<29}{:<35}{}\n", "rows x tokens", "forward", "backward, deterministic",
              "backward, not");
   const Bench bench(context, operands, bare_workspace, rounds);
   for (const Case& c : cases) bench.measure(c);

@@ -166,17 +166,17 @@ void mlp_backward(const ops::Context& context, const DecoderPass& pass, TensorVi
                   const DecoderGradients& gradients) {
   const DecoderScratch& scratch = pass.scratch;
   TensorView gate_up = pass.intermediates.gate_up;
-  ops::swiglu_forward(context, scratch.activation, gate_up);
-  ops::linear_backward_weight(context, gradients.down, dy_dx, scratch.activation);
-  if (gradients.down_bias) ops::bias_backward(context, gradients.down_bias, dy_dx);
-
+  const bool accumulate = !pass.overwrites_matrix_gradients;
   const TensorView dactivation = scratch.activation;
   ops::linear_backward_input(context, dactivation, dy_dx, pass.weights.down);
   const TensorView dgate_up = gate_up;
-  ops::swiglu_backward(context, dgate_up, dactivation, gate_up);
+  // One pass over the largest tensors makes the activation again as well, in its gradient's place.
+  ops::swiglu_backward(context, dgate_up, dactivation, gate_up, scratch.activation);
+  ops::linear_backward_weight(context, gradients.down, dy_dx, scratch.activation, accumulate);
+  if (gradients.down_bias) ops::bias_backward(context, gradients.down_bias, dy_dx);
 
   post_attention_norm(context, pass);
-  ops::linear_backward_weight(context, gradients.gate_up, dgate_up, scratch.normed);
+  ops::linear_backward_weight(context, gradients.gate_up, dgate_up, scratch.normed, accumulate);
   if (gradients.gate_up_bias) ops::bias_backward(context, gradients.gate_up_bias, dgate_up);
   ops::linear_backward_input(context, scratch.dhidden, dgate_up, pass.weights.gate_up);
   ops::rms_norm_backward(context, {.dx = dy_dx,
@@ -193,7 +193,8 @@ void attention_backward(const ops::Context& context, const DecoderPass& pass, Te
   const DecoderScratch& scratch = pass.scratch;
   const Columns columns(pass.spec);
   const std::int64_t tokens = pass.chunk.num_tokens;
-  ops::linear_backward_weight(context, gradients.output, dresidual_dx, attention_as_matrix(pass));
+  const bool accumulate = !pass.overwrites_matrix_gradients;
+  ops::linear_backward_weight(context, gradients.output, dresidual_dx, attention_as_matrix(pass), accumulate);
   if (gradients.output_bias) ops::bias_backward(context, gradients.output_bias, dresidual_dx);
   ops::linear_backward_input(context, scratch.dattention.reshape({tokens, pass.spec.query_size()}),
                              dresidual_dx, pass.weights.output);
@@ -208,7 +209,8 @@ void attention_backward(const ops::Context& context, const DecoderPass& pass, Te
                            .k = visible(pass, pass.group.key),
                            .v = visible(pass, pass.group.value),
                            .o = pass.intermediates.attention,
-                           .lse = pass.intermediates.lse},
+                           .lse = pass.intermediates.lse,
+                           .accumulate = !pass.overwrites_key_gradients},
                           pass.chunk.segments, attention_settings(pass));
 
   // Every query at or after this chunk has now been seen, so the chunk's own key and value gradients
@@ -242,7 +244,8 @@ void attention_backward(const ops::Context& context, const DecoderPass& pass, Te
                                value_transform(pass));
 
   input_norm(context, pass);
-  ops::linear_backward_weight(context, gradients.query_key_value, scratch.dquery_key_value, scratch.normed);
+  ops::linear_backward_weight(context, gradients.query_key_value, scratch.dquery_key_value, scratch.normed,
+                              accumulate);
   ops::linear_backward_input(context, scratch.dhidden, scratch.dquery_key_value,
                              pass.weights.query_key_value);
   ops::rms_norm_backward(context, {.dx = dresidual_dx,
@@ -313,7 +316,7 @@ void decoder_backward(const ops::Context& context, const DecoderPass& pass, cons
 }
 
 std::size_t decoder_workspace(const ModelSpec& spec, std::int64_t chunk_tokens, std::int64_t group_tokens,
-                              DType compute, bool deterministic) {
+                              DType compute, bool deterministic, std::int64_t longest_row, bool on_gpu) {
   ops::AttentionLimits limits{.num_attention_heads = spec.num_attention_heads,
                               .num_key_value_heads = spec.num_key_value_heads,
                               .head_dim = spec.head_dim,
@@ -321,13 +324,15 @@ std::size_t decoder_workspace(const ModelSpec& spec, std::int64_t chunk_tokens, 
                               .queries = chunk_tokens,
                               .keys = group_tokens,
                               .window = 0,
-                              .deterministic = deterministic};
+                              .deterministic = deterministic,
+                              .longest = longest_row};
   std::size_t attention = 0;
   for (std::int64_t layer = 0; layer < spec.num_hidden_layers; ++layer) {
     const std::int64_t window = spec.window_of(layer);
     if (layer > 0 && window == limits.window) continue;
     limits.window = window;
-    attention = std::max(attention, ops::attention_workspace(limits));
+    attention =
+        std::max(attention, on_gpu ? ops::gpu_attention_workspace(limits) : ops::attention_workspace(limits));
   }
   return std::max({ops::linear_workspace(compute), attention,
                    ops::rms_norm_backward_workspace(chunk_tokens, spec.hidden_size, compute),

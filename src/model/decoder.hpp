@@ -56,7 +56,7 @@ struct DecoderIntermediates {
 /// Keys and values of one group (see ChunkGroup), S tokens, and in the backward pass their gradients.
 struct GroupKeyValue {
   TensorView key, value;    ///< (S, NKV, d) compute dtype
-  TensorView dkey, dvalue;  ///< (S, NKV, d) accumulator dtype; zero before the group's first backward chunk
+  TensorView dkey, dvalue;  ///< (S, NKV, d) accumulator dtype
 };
 
 /// Scratch for one chunk; backward members are empty in a forward-only run.
@@ -86,7 +86,12 @@ struct DecoderPass {
   DecoderIntermediates intermediates;
   GroupKeyValue group;
   DecoderScratch scratch;
+  /// The block's first chunk of the step: gradients of matrices are written, whatever the buffer held.
+  bool overwrites_matrix_gradients = false;
   bool deterministic = true;  ///< see ops::AttentionSettings
+  /// Backward of the group's last chunk, which comes first: it overwrites the group's dkey and dvalue. Where
+  /// no chunk does, they are zero before.
+  bool overwrites_key_gradients = false;
 };
 
 /// Which intermediates the backward pass finds ready; the rest it computes again, with the same
@@ -107,13 +112,15 @@ void decoder_rebuild_key_value(const ops::Context& context, const DecoderPass& p
 /// @pre The group's keys and values up to and including this chunk stand in `pass.group`, and every
 /// later chunk of the group has been through this function.
 /// @param dy_dx (T, h): the gradient of the output, replaced by that of the input.
-/// Adds to `gradients`.
+/// Adds to `gradients`, or writes those of matrices (DecoderPass::overwrites_matrix_gradients).
 void decoder_backward(const ops::Context& context, const DecoderPass& pass, const SavedIntermediates& saved,
                       TensorView dy_dx, const DecoderGradients& gradients);
 
 /// Bytes of ops::Context::workspace that the three functions need for chunks of up to `chunk_tokens` in
-/// groups of up to `group_tokens`.
+/// groups of up to `group_tokens`. @param longest_row tokens; 0: as long as a group
+/// @param on_gpu a GPU's kernels, whichever build this is
 std::size_t decoder_workspace(const ModelSpec& spec, std::int64_t chunk_tokens, std::int64_t group_tokens,
-                              DType compute, bool deterministic);
+                              DType compute, bool deterministic, std::int64_t longest_row = 0,
+                              bool on_gpu = false);
 
 }  // namespace layerstream

@@ -32,6 +32,8 @@ struct HeadPass {
   ConstTensorView x;        ///< (T, h) the last decoder layer's output
   ConstTensorView targets;  ///< (T) int32
   HeadScratch scratch;      ///< t rows: the tile
+  /// The first chunk of the step: the matrix's gradient is written, whatever the buffer held.
+  bool overwrites_matrix_gradient = false;
 };
 
 /// Sum of negative log-likelihoods, tile by tile, tokens in order.
@@ -39,7 +41,8 @@ struct HeadPass {
 void head_loss(const ops::Context& context, const HeadPass& pass, double* nll_sum);
 
 /// The same, and in the same sweep the gradient of nll_sum · scale.
-/// @param dx (T, h), written; may be x. Adds to `gradients`.
+/// @param dx (T, h), written; may be x. Adds to `gradients`, or writes that of the matrix
+/// (HeadPass::overwrites_matrix_gradient).
 void head_loss_and_gradient(const ops::Context& context, const HeadPass& pass, double scale, TensorView dx,
                             const HeadGradients& gradients, double* nll_sum);
 

@@ -3,8 +3,10 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/detail/attention_cost.hpp"
 #include "ops/detail/attention_shape.hpp"
 #include "ops/detail/check.hpp"
+#include "ops/elementwise.hpp"
 
 namespace layerstream::ops {
 namespace {
@@ -71,11 +73,10 @@ void expect_compute(const char* operation, DType dtype) {
 }
 
 void expect_workspace(const char* operation, const Context& context, const AttentionShape& shape,
-                      const ConstTensorView& q, const ConstTensorView& k) {
+                      const ConstTensorView& q, const ConstTensorView& k,
+                      std::span<const AttentionSegment> segments) {
   (void)detail::workspace_as<std::byte>(
-      operation, context,
-      attention_workspace({shape.heads, shape.key_heads, shape.head_dim, q.dtype(), q.dim(0), k.dim(0),
-                           shape.window, shape.deterministic}));
+      operation, context, attention_workspace(shape.limits(q.dtype(), q.dim(0), k.dim(0), segments)));
 }
 
 }  // namespace
@@ -88,7 +89,7 @@ void attention_forward(const Context& context, const AttentionForward& args,
   expect_compute(operation, compute);
   detail::expect_tensor(operation, "o", args.o, compute, args.q.shape());
   detail::expect_tensor(operation, "lse", args.lse, accumulator_of(compute), {args.q.dim(0), shape.heads});
-  expect_workspace(operation, context, shape, args.q, args.k);
+  expect_workspace(operation, context, shape, args.q, args.k, segments);
   if (args.q.numel() > 0) detail::attention_forward(context, args, segments, shape);
 }
 
@@ -104,8 +105,17 @@ void attention_backward(const Context& context, const AttentionBackward& args,
   detail::expect_tensor(operation, "dout", args.dout, compute, args.q.shape());
   detail::expect_tensor(operation, "o", args.o, compute, args.q.shape());
   detail::expect_tensor(operation, "lse", args.lse, accumulator_of(compute), {args.q.dim(0), shape.heads});
-  expect_workspace(operation, context, shape, args.q, args.k);
-  if (args.q.numel() > 0) detail::attention_backward(context, args, segments, shape);
+  expect_workspace(operation, context, shape, args.q, args.k, segments);
+  if (args.q.numel() > 0) {
+    detail::attention_backward(context, args, segments, shape);
+  } else if (!args.accumulate) {
+    detail::clear_key_gradients(context, args);
+  }
+}
+
+void detail::clear_key_gradients(const Context& context, const AttentionBackward& args) {
+  fill_zero(context, args.dk);
+  fill_zero(context, args.dv);
 }
 
 std::size_t attention_workspace(const AttentionLimits& limits) {
@@ -113,6 +123,11 @@ std::size_t attention_workspace(const AttentionLimits& limits) {
                      "attention of {} / {} heads of {}", limits.num_attention_heads,
                      limits.num_key_value_heads, limits.head_dim);
   return detail::attention_workspace(limits);
+}
+
+std::size_t gpu_attention_workspace(const AttentionLimits& limits) {
+  if (!detail::cudnn_supports(limits.head_dim, limits.compute)) return attention_workspace(limits);
+  return detail::AttentionWorkspaceLayout(limits).bytes;
 }
 
 bool attention_rounds_products(std::int64_t head_dim, DType compute) {

@@ -37,10 +37,13 @@ void attention_forward(const Context& context, const AttentionForward& args,
 
 struct AttentionBackward {
   TensorView dq;                    ///< (T, NH, d) compute dtype, written
-  TensorView dk;                    ///< (S, NKV, d) accumulator dtype, added to
-  TensorView dv;                    ///< (S, NKV, d) accumulator dtype, added to
+  TensorView dk;                    ///< (S, NKV, d) accumulator dtype
+  TensorView dv;                    ///< (S, NKV, d) accumulator dtype
   ConstTensorView dout;             ///< (T, NH, d) compute dtype
   ConstTensorView q, k, v, o, lse;  ///< as in forward
+  /// Whether dk and dv are added to. If not, all of their rows are written, with the bits that adding to
+  /// zeros would leave; rows that no query sees become zero.
+  bool accumulate = true;
 };
 /// As in Dao, "FlashAttention-2" (2023): probabilities are rebuilt from lse; D = rowsum(dout · o).
 /// Sums into dk and dv run over the queries and the heads of a group in a fixed order. Segments may share
@@ -56,11 +59,16 @@ struct AttentionLimits {
   std::int64_t keys = 0;     ///< S of a call
   std::int64_t window = 0;   ///< 0: none
   bool deterministic = true;
+  std::int64_t longest = 0;  ///< keys of a segment; 0: as many as there are
 };
 
 /// Bytes of workspace that suffice for either direction of every call within the limits; asks no device. In a
 /// CPU build it depends on heads, head_dim and compute only.
 std::size_t attention_workspace(const AttentionLimits& limits);
+
+/// The same for a GPU, in any build: for plans of machines that are not here. Where cuDNN does not compute,
+/// what this build needs.
+std::size_t gpu_attention_workspace(const AttentionLimits& limits);
 
 /// Whether probabilities and gradients of scores, P and dS of FlashAttention, are rounded to the compute
 /// dtype before they are multiplied with v, k, q and dout, and each query head's part of dk and dv before it

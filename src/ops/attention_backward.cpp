@@ -207,6 +207,7 @@ struct KeyPass {
 
 void detail::attention_backward(const Context& context, const AttentionBackward& args,
                                 std::span<const AttentionSegment> segments, const AttentionShape& shape) {
+  if (!args.accumulate) clear_key_gradients(context, args);
   dispatch_compute(args.q.dtype(), "attention_backward", [&]<class Tag>(Tag) {
     using T = typename Tag::Type;
     using A = MathOf<T>;

@@ -64,6 +64,7 @@ template <class T>
 struct SwigluBackwardRow {
   using A = MathOf<T>;
   T* dgate_up;       // (T, 2F)
+  T* act;            // (T, F) or nullptr
   const T* dact;     // (T, F)
   const T* gate_up;  // (T, 2F)
   std::int64_t columns;
@@ -75,17 +76,20 @@ struct SwigluBackwardRow {
     const T* grad = dact + row * columns;
     T* dgate = dgate_up + 2 * row * columns;
     T* dup = dgate + columns;
+    T* out = act == nullptr ? nullptr : act + row * columns;
     group.template for_each_piece<lane_width<T>>(columns, [=](auto piece) {
       auto gates = load_piece(piece, gate), ups = load_piece(piece, up);
-      const auto grads = load_piece(piece, grad);
+      auto grads = load_piece(piece, grad);
       for (int k = 0; k < piece.width; ++k) {
         const A z = gates.at[k], u = ups.at[k], g = grads.at[k];
         const A s = sigmoid(z);
         gates.at[k] = g * u * s * (A(1) + z * (A(1) - s));
         ups.at[k] = g * (z * s);
+        grads.at[k] = z * s * u;
       }
       store_piece(piece, dgate, gates);
       store_piece(piece, dup, ups);
+      if (out != nullptr) store_piece(piece, out, grads);
     });
   }
 };
@@ -194,19 +198,21 @@ void swiglu_forward(const Context& context, TensorView act, ConstTensorView gate
 }
 
 void swiglu_backward(const Context& context, TensorView dgate_up, ConstTensorView dact,
-                     ConstTensorView gate_up) {
+                     ConstTensorView gate_up, TensorView act) {
   constexpr const char* operation = "swiglu_backward";
   detail::expect_rank(operation, "dact", dact, 2);
   const std::int64_t tokens = dact.dim(0), columns = dact.dim(1);
   detail::expect_tensor(operation, "dact", dact, dact.dtype(), dact.shape());
   detail::expect_tensor(operation, "gate_up", gate_up, dact.dtype(), {tokens, 2 * columns});
   detail::expect_tensor(operation, "dgate_up", dgate_up, dact.dtype(), {tokens, 2 * columns});
+  if (act) detail::expect_tensor(operation, "act", act, dact.dtype(), dact.shape());
   detail::dispatch_compute(dact.dtype(), operation, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    detail::for_each_row(
-        detail::execution_space(context), "layerstream::swiglu_backward", tokens,
-        SwigluBackwardRow<T>{dgate_up.as<T>(), dact.as<T>(), gate_up.as<T>(), columns},
-        {.whole = whole_pieces(lane_width<T>, {columns}, {dgate_up.data(), dact.data(), gate_up.data()})});
+    detail::for_each_row(detail::execution_space(context), "layerstream::swiglu_backward", tokens,
+                         SwigluBackwardRow<T>{dgate_up.as<T>(), act ? act.as<T>() : nullptr, dact.as<T>(),
+                                              gate_up.as<T>(), columns},
+                         {.whole = whole_pieces(lane_width<T>, {columns},
+                                                {dgate_up.data(), dact.data(), gate_up.data(), act.data()})});
   });
 }
 

@@ -13,8 +13,9 @@ void add(const Context& context, TensorView out, ConstTensorView a, ConstTensorV
 void swiglu_forward(const Context& context, TensorView act, ConstTensorView gate_up);
 
 /// @param dgate_up (T, 2F); may be gate_up. @param dact (T, F), @param gate_up (T, 2F).
+/// @param act (T, F): takes what swiglu_forward writes, the same bits, and may be dact; empty: not wanted.
 void swiglu_backward(const Context& context, TensorView dgate_up, ConstTensorView dact,
-                     ConstTensorView gate_up);
+                     ConstTensorView gate_up, TensorView act = {});
 
 /// out = the FP32 numbers of two halves (see core/half.hpp). @param out (n) fp32, @param hi (n) bf16,
 /// @param lo (n) int16.

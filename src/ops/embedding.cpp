@@ -56,8 +56,27 @@ struct GatherRow {
     T* result = out + token * hidden_size;
     const std::int64_t first = ids[token] * hidden_size;
     const Table source = table;
-    group.template for_each_piece<Table::width>(
-        hidden_size, [=](auto piece) { store_stored(piece, result, source.load(piece, first)); });
+    if constexpr (Group::is_team) {
+      // Several pieces are under way before the first is stored.
+      constexpr int at_once = 4;
+      for (int begin = 0; group.template piece<Table::width>(begin, hidden_size).available > 0;
+           begin += at_once) {
+        decltype(source.load(group.template piece<Table::width>(0, 0), first)) values[at_once];
+        LAYERSTREAM_UNROLL
+        for (int k = 0; k < at_once; ++k) {
+          const auto piece = group.template piece<Table::width>(begin + k, hidden_size);
+          if (piece.available > 0) values[k] = source.load(piece, first);
+        }
+        LAYERSTREAM_UNROLL
+        for (int k = 0; k < at_once; ++k) {
+          const auto piece = group.template piece<Table::width>(begin + k, hidden_size);
+          if (piece.available > 0) store_stored(piece, result, values[k]);
+        }
+      }
+    } else {
+      group.template for_each_piece<Table::width>(
+          hidden_size, [=](auto piece) { store_stored(piece, result, source.load(piece, first)); });
+    }
   }
 };
 

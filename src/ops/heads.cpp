@@ -2,7 +2,6 @@
 
 #include "ops/detail/check.hpp"
 #include "ops/detail/dispatch.hpp"
-#include "ops/detail/partials.hpp"
 #if defined(KOKKOS_ENABLE_CUDA)
 #include "ops/cuda/head_transform.hpp"
 #else
@@ -60,32 +59,25 @@ void launch_backward(const Context& context, const HeadTransformBackward& args,
   using A = MathOf<T>;
   constexpr const char* operation = "head_transform_backward";
   const std::int64_t tokens = args.dout.dim(0), heads = args.dout.dim(1), head_dim = args.dout.dim(2);
-  const std::int64_t columns = heads * head_dim;
-  const detail::RowBlocks blocks = detail::row_blocks(tokens);
+  const std::int64_t partials = detail::head_partial_rows(tokens) * heads * head_dim;
   A* workspace = detail::workspace_as<A>(
       operation, context, head_transform_backward_workspace(tokens, heads, head_dim, args.draw.dtype()));
-  A* bias_partials = transform.bias ? workspace : nullptr;
-  A* norm_partials = transform.norm_weight ? workspace + blocks.count * columns : nullptr;
-  const T* raw = transform.norm_weight ? args.raw.as<T>() + args.raw_columns.first_column : nullptr;
-
-  const auto& space = detail::execution_space(context);
   detail::run_head_backward(
-      space, "layerstream::head_transform_backward",
-      detail::HeadBackward<T, D>{args.draw.as<T>() + args.draw_columns.first_column, args.dout.as<D>(), raw,
-                                 args.draw_columns.row_stride, args.raw_columns.row_stride, tokens, heads,
-                                 head_dim, blocks.count, blocks.rows_per_block, parts_of<T>(transform),
-                                 bias_partials, norm_partials});
-  if (bias_partials != nullptr) {
-    detail::add_column_sums(space, "layerstream::head_transform_dbias", args.dbias.as<A>(), bias_partials,
-                            blocks.count, columns);
-  }
-  if (norm_partials != nullptr && blocks.count > 0) {
-    // First the blocks of each head, into the first block's place; then the heads.
-    detail::add_column_sums(space, "layerstream::head_transform_dnorm_heads", norm_partials,
-                            norm_partials + columns, blocks.count - 1, columns);
-    detail::add_column_sums(space, "layerstream::head_transform_dnorm", args.dnorm_weight.as<A>(),
-                            norm_partials, heads, head_dim);
-  }
+      detail::execution_space(context),
+      detail::HeadBackward<T, D>{
+          .draw = args.draw.as<T>() + args.draw_columns.first_column,
+          .dout = args.dout.as<D>(),
+          .raw = transform.norm_weight ? args.raw.as<T>() + args.raw_columns.first_column : nullptr,
+          .draw_stride = args.draw_columns.row_stride,
+          .raw_stride = args.raw_columns.row_stride,
+          .tokens = tokens,
+          .heads = heads,
+          .head_dim = head_dim,
+          .parts = parts_of<T>(transform),
+          .dbias = transform.bias ? args.dbias.as<A>() : nullptr,
+          .dnorm_weight = transform.norm_weight ? args.dnorm_weight.as<A>() : nullptr,
+          .bias_partials = transform.bias ? workspace : nullptr,
+          .norm_partials = transform.norm_weight ? workspace + partials : nullptr});
 }
 
 }  // namespace
@@ -141,7 +133,7 @@ void head_transform_backward(const Context& context, const HeadTransformBackward
 
 std::size_t head_transform_backward_workspace(std::int64_t tokens, std::int64_t heads, std::int64_t head_dim,
                                               DType compute) {
-  return static_cast<std::size_t>(2 * detail::row_blocks(tokens).count * heads * head_dim) *
+  return static_cast<std::size_t>(2 * detail::head_partial_rows(tokens) * heads * head_dim) *
          size_of(accumulator_of(compute));
 }
 

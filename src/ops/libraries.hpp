@@ -22,6 +22,11 @@ class Libraries {
   /// Makes what kernels on `stream` need, which their first call would otherwise do: allocations among it.
   void prepare(StreamView stream);
 
+  /// While it is on, calls on `stream` are there to prepare later ones of the same shapes: a matrix product that
+  /// is met for the first time tries the library's algorithms and keeps the fastest of those with the same
+  /// bits. It overwrites its operands for that. No effect in a CPU build.
+  void set_rehearsing(StreamView stream, bool rehearsing);
+
   struct State;
   State& state() { return *state_; }
 

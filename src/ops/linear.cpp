@@ -40,7 +40,8 @@ void linear_backward_input(const Context& context, TensorView dx, ConstTensorVie
   multiply(operation, context, {.out = dx, .a = dy, .b = w});
 }
 
-void linear_backward_weight(const Context& context, TensorView dw, ConstTensorView dy, ConstTensorView x) {
+void linear_backward_weight(const Context& context, TensorView dw, ConstTensorView dy, ConstTensorView x,
+                            bool accumulate) {
   constexpr const char* operation = "linear_backward_weight";
   detail::expect_rank(operation, "dy", dy, 2);
   detail::expect_rank(operation, "x", x, 2);
@@ -48,7 +49,12 @@ void linear_backward_weight(const Context& context, TensorView dw, ConstTensorVi
   detail::expect_tensor(operation, "dy", dy, dy.dtype(), {tokens, out});
   detail::expect_tensor(operation, "x", x, dy.dtype(), {tokens, in});
   detail::expect_tensor(operation, "dw", dw, accumulator_of(dy.dtype()), {out, in});
-  multiply(operation, context, {.out = dw, .a = dy, .b = x, .a_transposed = true, .addend = dw});
+  multiply(operation, context,
+           {.out = dw,
+            .a = dy,
+            .b = x,
+            .a_transposed = true,
+            .addend = accumulate ? ConstTensorView(dw) : ConstTensorView()});
 }
 
 std::size_t linear_workspace(DType compute) {

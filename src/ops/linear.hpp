@@ -22,8 +22,10 @@ void linear_forward(const Context& context, TensorView y, ConstTensorView x, Con
 /// dx = dy · w. @param dx (T, K), @param dy (T, N), @param w (N, K), all compute dtype.
 void linear_backward_input(const Context& context, TensorView dx, ConstTensorView dy, ConstTensorView w);
 
-/// dw += dyᵀ · x. @param dw (N, K) accumulator dtype; @param dy (T, N), @param x (T, K) compute dtype.
-void linear_backward_weight(const Context& context, TensorView dw, ConstTensorView dy, ConstTensorView x);
+/// dw += dyᵀ · x, or dw = dyᵀ · x, whatever dw held, if not `accumulate`. @param dw (N, K) accumulator dtype;
+/// @param dy (T, N), @param x (T, K) compute dtype.
+void linear_backward_weight(const Context& context, TensorView dw, ConstTensorView dy, ConstTensorView x,
+                            bool accumulate = true);
 
 std::size_t linear_workspace(DType compute);
 

@@ -7,6 +7,9 @@
 #include "ops/detail/dispatch.hpp"
 #include "ops/detail/launch.hpp"
 #include "ops/detail/partials.hpp"
+#if defined(KOKKOS_ENABLE_CUDA)
+#include "ops/cuda/norm_rows.hpp"
+#endif
 
 namespace layerstream::ops {
 namespace {
@@ -239,6 +242,17 @@ struct RmsNormBackwardBlock {
   }
 };
 
+/// Rows of partial sums that the backward pass leaves in the workspace.
+template <class T>
+std::int64_t partial_rows(std::int64_t tokens, [[maybe_unused]] std::int64_t hidden_size) {
+#if defined(KOKKOS_ENABLE_CUDA)
+  if (cuda::fits_norm_rows<T>(hidden_size)) {
+    return cuda::norm_blocks<T>(tokens, hidden_size, cuda::norm_backward_resident);
+  }
+#endif
+  return detail::row_blocks(tokens).count;
+}
+
 }  // namespace
 
 void rms_norm_forward(const Context& context, TensorView y, ConstTensorView x, ConstTensorView weight,
@@ -251,11 +265,19 @@ void rms_norm_forward(const Context& context, TensorView y, ConstTensorView x, C
   detail::dispatch_compute(x.dtype(), operation, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     using A = MathOf<T>;
+    constexpr const char* label = "layerstream::rms_norm_forward";
+    const bool whole = whole_pieces(lane_width<T>, {hidden_size}, {y.data(), x.data(), weight.data()});
+#if defined(KOKKOS_ENABLE_CUDA)
+    if (cuda::fits_norm_rows<T>(hidden_size)) {
+      return cuda::run_norm_forward<T>(
+          detail::execution_space(context), label,
+          {y.as<T>(), x.as<T>(), weight.as<A>(), tokens, hidden_size, static_cast<A>(eps)}, whole);
+    }
+#endif
     detail::for_each_row(
-        detail::execution_space(context), "layerstream::rms_norm_forward", tokens,
+        detail::execution_space(context), label, tokens,
         RmsNormRow<T>{y.as<T>(), x.as<T>(), weight.as<A>(), hidden_size, static_cast<A>(eps)},
-        {.whole = whole_pieces(lane_width<T>, {hidden_size}, {y.data(), x.data(), weight.data()}),
-         .lanes = lanes_for<T, RmsNormRow<T>::kept>(hidden_size)});
+        {.whole = whole, .lanes = lanes_for<T, RmsNormRow<T>::kept>(hidden_size)});
   });
 }
 
@@ -275,19 +297,33 @@ void rms_norm_backward(const Context& context, const RmsNormBackward& args) {
     using A = MathOf<T>;
     const auto& space = detail::execution_space(context);
     const detail::RowBlocks blocks = detail::row_blocks(tokens);
+    constexpr const char* label = "layerstream::rms_norm_backward";
     A* partials = detail::workspace_as<A>(operation, context,
                                           rms_norm_backward_workspace(tokens, hidden_size, x.dtype()));
     const T* residual = args.residual ? args.residual.as<T>() : nullptr;
+    const bool whole =
+        whole_pieces(lane_width<T>, {hidden_size},
+                     {args.dx.data(), args.dy.data(), x.data(), residual, args.weight.data(), partials});
+    const auto add_partials = [&](std::int64_t rows) {
+      detail::add_column_sums(space, "layerstream::rms_norm_dweight", args.dweight.as<A>(), partials, rows,
+                              hidden_size);
+    };
+#if defined(KOKKOS_ENABLE_CUDA)
+    if (cuda::fits_norm_rows<T>(hidden_size)) {
+      cuda::run_norm_backward<T>(space, label,
+                                 {args.dx.as<T>(), args.dy.as<T>(), x.as<T>(), residual, args.weight.as<A>(),
+                                  partials, tokens, hidden_size, static_cast<A>(args.eps)},
+                                 whole);
+      return add_partials(partial_rows<T>(tokens, hidden_size));
+    }
+#endif
     const auto launch = [&]<int Kept>(std::integral_constant<int, Kept>) {
       detail::for_each_row(
-          space, "layerstream::rms_norm_backward", blocks.count,
+          space, label, blocks.count,
           RmsNormBackwardBlock<T, Kept>{args.dx.as<T>(), args.dy.as<T>(), x.as<T>(), residual,
                                         args.weight.as<A>(), partials, tokens, hidden_size,
                                         blocks.rows_per_block, static_cast<A>(args.eps)},
-          {.whole = whole_pieces(
-               lane_width<T>, {hidden_size},
-               {args.dx.data(), args.dy.data(), x.data(), residual, args.weight.data(), partials}),
-           .lanes = lanes_for<T, Kept>(hidden_size)});
+          {.whole = whole, .lanes = lanes_for<T, Kept>(hidden_size)});
     };
     // One piece per lane leaves registers for all that a lane keeps; two cover rows twice as long.
     if (detail::runs_on_host || hidden_size <= most_lanes * lane_width<T>) {
@@ -295,14 +331,16 @@ void rms_norm_backward(const Context& context, const RmsNormBackward& args) {
     } else {
       launch(std::integral_constant<int, 2>());
     }
-    detail::add_column_sums(space, "layerstream::rms_norm_dweight", args.dweight.as<A>(), partials,
-                            blocks.count, hidden_size);
+    add_partials(blocks.count);
   });
 }
 
 std::size_t rms_norm_backward_workspace(std::int64_t tokens, std::int64_t hidden_size, DType compute) {
-  return static_cast<std::size_t>(detail::row_blocks(tokens).count * hidden_size) *
-         size_of(accumulator_of(compute));
+  std::int64_t rows = 0;
+  detail::dispatch_compute(compute, "rms_norm_backward_workspace", [&](auto tag) {
+    rows = partial_rows<typename decltype(tag)::Type>(tokens, hidden_size);
+  });
+  return static_cast<std::size_t>(rows * hidden_size) * size_of(accumulator_of(compute));
 }
 
 }  // namespace layerstream::ops

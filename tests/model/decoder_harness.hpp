@@ -135,17 +135,12 @@ class DecoderHarness {
         const DecoderIntermediates kept = mode.rebuild_from_saved ? saved : DecoderIntermediates{};
         with_pass(x, buffers, kept, c, [&](const ops::Context& context, const DecoderPass& pass) {
           decoder_rebuild_key_value(context, pass, ready);
-          const Chunk& chunk = pass.chunk;
-          for (const TensorView& whole : {pass.group.dkey, pass.group.dvalue}) {
-            const TensorView own = whole.rows(chunk.offset_in_group, chunk.num_tokens);
-            wait_for_device();
-            std::fill_n(own.as<double>(), own.numel(), 0.0);
-          }
         });
       }
       for (int c = end - 1; c >= group.first_chunk; --c) {
         const Chunk& chunk = plan_.chunks[static_cast<std::size_t>(c)];
-        with_pass(x, buffers, saved, c, [&](const ops::Context& context, const DecoderPass& pass) {
+        with_pass(x, buffers, saved, c, [&](const ops::Context& context, DecoderPass pass) {
+          pass.overwrites_key_gradients = c == end - 1;
           decoder_backward(context, pass, mode.saved,
                            result.dx.view().rows(chunk.first_token, chunk.num_tokens), gradients);
         });

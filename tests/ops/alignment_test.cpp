@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <utility>
 #include <vector>
 
 #include "ops/elementwise.hpp"
@@ -79,6 +80,19 @@ TEST(Alignment, IsInvisibleInElementwiseResults) {
   }
 }
 
+// A device sums columns of that many rows in clusters of blocks. Columns of several tiles, the last one
+// partial.
+TEST(Alignment, IsInvisibleInSumsOfManyRows) {
+  for (const DType dtype : compute_dtypes) {
+    expect_alignment_invisible([&](std::int64_t shift) {
+      Shifted dy(normal_tensor(dtype, {2311, 296}, 1), shift);
+      Shifted dbias(constant_tensor(accumulator_of(dtype), {296}, 0.5), shift);
+      bias_backward(no_workspace(), dbias, dy);
+      return values_of(dbias);
+    });
+  }
+}
+
 TEST(Alignment, IsInvisibleInMergedHalvesAndSquares) {
   expect_alignment_invisible([](std::int64_t shift) {
     Shifted hi(normal_tensor(DType::bf16, {40003}, 1), shift),
@@ -94,16 +108,19 @@ TEST(Alignment, IsInvisibleInMergedHalvesAndSquares) {
 
 TEST(Alignment, IsInvisibleInNorms) {
   for (const DType dtype : compute_dtypes) {
-    for (const std::int64_t hidden_size : {64, 3584, 10240}) {
+    // Lanes without a piece, all lanes with two, rows longer than the lanes of a block can keep. 2,500
+    // tokens: a block of a device has more rows than it holds at once.
+    for (const auto& [tokens, hidden_size] :
+         {std::pair<std::int64_t, std::int64_t>{21, 64}, {2500, 608}, {21, 3584}, {21, 10240}}) {
       const DType accumulator = accumulator_of(dtype);
-      expect_alignment_invisible([&](std::int64_t shift) {
-        const Shape shape{21, hidden_size};
+      expect_alignment_invisible([&, tokens = tokens, hidden_size = hidden_size](std::int64_t shift) {
+        const Shape shape{tokens, hidden_size};
         Shifted x(normal_tensor(dtype, shape, 1), shift), dy(normal_tensor(dtype, shape, 2), shift);
         Shifted residual(normal_tensor(dtype, shape, 3), shift);
         Shifted weight(normal_tensor(accumulator, {hidden_size}, 4), shift);
         Shifted y(dtype, shape, shift), dx(dtype, shape, shift);
         Shifted dweight(constant_tensor(accumulator, {hidden_size}, 0.0), shift);
-        Scratch scratch(rms_norm_backward_workspace(21, hidden_size, dtype));
+        Scratch scratch(rms_norm_backward_workspace(tokens, hidden_size, dtype));
         rms_norm_forward(scratch, y, x, weight, 1e-6);
         rms_norm_backward(scratch, {.dx = dx,
                                     .dweight = dweight,

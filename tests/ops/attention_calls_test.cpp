@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <optional>
 #include <set>
 #include <string>
 #include <tuple>
@@ -10,6 +11,7 @@
 
 #include "core/error.hpp"
 #include "core/random.hpp"
+#include "ops/detail/attention_written.hpp"
 
 namespace layerstream::test {
 namespace {
@@ -39,8 +41,10 @@ struct Case {
     return end;
   }
   ops::AttentionLimits limits() const {
-    return {cost.heads,    cost.key_heads, cost.head_dim, DType::bf16,
-            num_queries(), num_keys(),     window,        cost.deterministic};
+    std::int64_t longest = 1;
+    for (const AttentionSegment& s : segments) longest = std::max(longest, s.num_keys);
+    return {cost.heads, cost.key_heads, cost.head_dim,      DType::bf16, num_queries(),
+            num_keys(), window,         cost.deterministic, longest};
   }
 };
 void PrintTo(const Case& c, std::ostream* out) {
@@ -58,7 +62,7 @@ std::vector<AttentionSegment> squares(std::initializer_list<std::int64_t> length
 }
 
 constexpr AttentionCost qwen{28, 4, 128, true};
-constexpr AttentionCost small_tiles{2048, 1024, 8, true};  // 256 by 256
+constexpr AttentionCost small_tiles{8192, 4096, 8, true};  // 256 by 256
 
 std::vector<Case> all_cases() {
   return {
@@ -217,12 +221,89 @@ TEST_P(AttentionCalls, GatherEachQueryGradientInARow) {
   EXPECT_EQ(finished, std::vector<int>(static_cast<std::size_t>(c.num_queries()), 1));
 }
 
+TEST_P(AttentionCalls, OverwriteEachKeyOnceAndThenAdd) {
+  const auto keys = static_cast<std::size_t>(c.num_keys());
+  std::vector<int> expected(keys);
+  std::vector<std::optional<int>> parts(keys);  // in the sum of each key's gradient; none: whatever was there
+  ops::detail::WrittenKeys written;
+  const auto clear = [&](const std::vector<Interval>& runs) {
+    for (const Interval run : runs) {
+      for (std::int64_t key = run.begin; key < run.end; ++key) {
+        EXPECT_FALSE(parts[static_cast<std::size_t>(key)].has_value());
+        parts[static_cast<std::size_t>(key)] = 0;
+      }
+    }
+  };
+  for (const AttentionCall& call : backward()) {
+    const auto step = written.write(call);
+    clear(step.clear);
+    for (const AttentionSegment& entry : call.entries) {
+      for (std::int64_t key = entry.first_key; key < entry.first_key + entry.num_keys; ++key) {
+        std::optional<int>& part = parts[static_cast<std::size_t>(key)];
+        EXPECT_EQ(part.has_value(), !step.store);
+        part = part.value_or(0) + 1;
+        ++expected[static_cast<std::size_t>(key)];
+      }
+    }
+  }
+  clear(written.mark({0, c.num_keys()}));
+  EXPECT_TRUE(written.mark({0, c.num_keys()}).empty());
+  EXPECT_EQ(std::vector<std::optional<int>>(expected.begin(), expected.end()), parts);
+}
+
 INSTANTIATE_TEST_SUITE_P(Cases, AttentionCalls, ::testing::ValuesIn(all_cases()));
+
+TEST(AttentionCallsOfOneChunk, StoreAllTheirKeyGradients) {
+  for (const auto& segments : {squares({1024, 1024, 1024}), squares({300, 5, 129, 900}), squares({8192})}) {
+    ops::detail::WrittenKeys written;
+    for (const AttentionCall& call : ops::detail::attention_backward_calls(segments, 0, qwen)) {
+      const auto step = written.write(call);
+      EXPECT_TRUE(step.store);
+      EXPECT_TRUE(step.clear.empty());
+    }
+  }
+}
+
+TEST(WrittenKeys, RemembersWhichRowsItWasToldOf) {
+  for (std::uint64_t round = 0; round < 200; ++round) {
+    ops::detail::WrittenKeys written;
+    std::vector<bool> seen(60);
+    for (std::uint64_t i = 0; i < 12; ++i) {
+      const auto begin = static_cast<std::int64_t>(40.0 * uniform_at(1, round, 2 * i));
+      const auto end = begin + 1 + static_cast<std::int64_t>(15.0 * uniform_at(1, round, 2 * i + 1));
+      std::vector<bool> fresh(60), told(60);
+      for (const Interval gap : written.mark({begin, end})) {
+        ASSERT_LT(gap.begin, gap.end);
+        for (std::int64_t row = gap.begin; row < gap.end; ++row) told[static_cast<std::size_t>(row)] = true;
+      }
+      for (auto row = static_cast<std::size_t>(begin); row < static_cast<std::size_t>(end); ++row) {
+        fresh[row] = !seen[row];
+        seen[row] = true;
+      }
+      ASSERT_EQ(told, fresh);
+    }
+  }
+}
+
+TEST(AttentionBackwardCalls, AreFewForUniformRows) {
+  const auto calls = [](std::int64_t rows, std::int64_t length) {
+    std::vector<AttentionSegment> segments;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      segments.push_back({row * length, length, row * length, length});
+    }
+    return ops::detail::attention_backward_calls(segments, 0, qwen).size();
+  };
+  EXPECT_EQ(calls(8, 1024), 1u);
+  EXPECT_EQ(calls(16, 1024), 1u);
+  EXPECT_EQ(calls(4, 4096), 1u);
+  EXPECT_EQ(calls(1, 8192), 1u);
+  EXPECT_EQ(calls(1, 16384), 3u);  // two squares and what lies between them
+}
 
 TEST(AttentionCallsOfRandomPacks, FitTheWorkspaceOfTheirLimitsAndNeedFewPlans) {
   constexpr std::int64_t tokens = 8192;
   const AttentionWorkspaceLayout layout(
-      {qwen.heads, qwen.key_heads, qwen.head_dim, DType::bf16, tokens, tokens});
+      {qwen.heads, qwen.key_heads, qwen.head_dim, DType::bf16, tokens, tokens, 0, true, 4000});
   std::set<std::tuple<std::int64_t, std::int64_t, std::int64_t, AttentionMask, bool>> plans;
   for (std::uint64_t pack = 0; pack < 200; ++pack) {
     std::vector<AttentionSegment> segments;
@@ -259,9 +340,22 @@ TEST(AttentionWorkspaceLayout, IsBoundedHoweverLongTheRow) {
   const auto bytes = [](std::int64_t keys, std::int64_t window) {
     return AttentionWorkspaceLayout({28, 4, 128, DType::bf16, 8192, keys, window}).bytes;
   };
+  constexpr std::size_t most = ops::detail::attention_plan_bytes + (std::size_t{300} << 20);
   EXPECT_EQ(bytes(std::int64_t{1} << 19, 0), bytes(8192, 0));
-  EXPECT_LE(bytes(8192, 0), std::size_t{1200} << 20);
-  EXPECT_LE(bytes(std::int64_t{1} << 19, 4096), std::size_t{1200} << 20);
+  EXPECT_LE(bytes(8192, 0), most);
+  EXPECT_LE(bytes(std::int64_t{1} << 19, 4096), most);
+}
+
+TEST(AttentionWorkspaceLayout, ShrinksWithTheLongestSegmentAndTheTokens) {
+  const auto bytes = [](std::int64_t tokens, std::int64_t longest) {
+    return AttentionWorkspaceLayout({28, 4, 128, DType::bf16, tokens, tokens, 0, true, longest}).bytes;
+  };
+  EXPECT_EQ(bytes(8192, 0), bytes(8192, 8192));
+  EXPECT_LE(bytes(8192, 1024), std::size_t{1400} << 20);
+  EXPECT_LE(bytes(2048, 0), std::size_t{700} << 20);
+  for (std::int64_t longest = 1; longest < 8192; longest += 97) {
+    EXPECT_LE(bytes(8192, longest), bytes(8192, longest + 97)) << longest;
+  }
 }
 
 TEST(AttentionCallsUnderAHugeWindow, AreRefusedWithTheBytesTheyWouldNeed) {

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <string>
 
@@ -40,7 +41,7 @@ void forward(const AttentionCase& c, AttentionTensors& t, const Rows& rows,
 }
 
 void backward(const AttentionCase& c, AttentionTensors& t, const Rows& rows,
-              std::span<const AttentionSegment> segments) {
+              std::span<const AttentionSegment> segments, bool accumulate = true) {
   Scratch scratch(ops::attention_workspace(c.limits(t.q.dtype())));
   const auto queries = [&](const OwnedTensor& tensor) {
     return tensor.view().rows(rows.first_query, rows.num_queries);
@@ -57,7 +58,8 @@ void backward(const AttentionCase& c, AttentionTensors& t, const Rows& rows,
                            .k = keys(t.k),
                            .v = keys(t.v),
                            .o = queries(t.o),
-                           .lse = queries(t.lse)},
+                           .lse = queries(t.lse),
+                           .accumulate = accumulate},
                           segments, c.settings());
 }
 
@@ -81,7 +83,11 @@ TEST_P(ChunkedAttention, IsThatOfTheWholeRow) {
     return std::array{AttentionSegment{0, rows.num_queries, 0, rows.num_keys}};
   };
   for (std::size_t i = 0; i + 1 < edges.size(); ++i) forward(whole, chunked, chunk(i), segment(chunk(i)));
-  for (std::size_t i = edges.size() - 1; i-- > 0;) backward(whole, chunked, chunk(i), segment(chunk(i)));
+  chunked.dk = constant_tensor(DType::f64, whole.key_shape(), std::numeric_limits<double>::quiet_NaN());
+  chunked.dv = OwnedTensor(chunked.dk);
+  for (std::size_t i = edges.size() - 1; i-- > 0;) {
+    backward(whole, chunked, chunk(i), segment(chunk(i)), chunk(i).num_keys < length);
+  }
 
   // Another order of sums of at most 1,400 numbers, each sum of order one to ten.
   for (const auto tensor : {&AttentionTensors::o, &AttentionTensors::lse, &AttentionTensors::dq,

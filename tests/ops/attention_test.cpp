@@ -21,10 +21,17 @@ void forward(const AttentionCase& c, AttentionTensors& t) {
   ops::attention_forward(scratch, {t.o, t.lse, t.q, t.k, t.v}, c.segments, c.settings());
 }
 
-void backward(const AttentionCase& c, AttentionTensors& t, bool deterministic = true) {
+void backward(const AttentionCase& c, AttentionTensors& t, bool deterministic = true,
+              bool accumulate = true) {
   Scratch scratch(ops::attention_workspace(c.limits(t.q.dtype(), deterministic)));
-  ops::attention_backward(scratch, {t.dq, t.dk, t.dv, t.dout, t.q, t.k, t.v, t.o, t.lse}, c.segments,
-                          c.settings(deterministic));
+  ops::attention_backward(scratch, {t.dq, t.dk, t.dv, t.dout, t.q, t.k, t.v, t.o, t.lse, accumulate},
+                          c.segments, c.settings(deterministic));
+}
+
+/// Fills dk and dv, which `t` has zero at first.
+void poison_key_gradients(AttentionTensors& t) {
+  t.dk = constant_tensor(t.dk.dtype(), t.dk.shape(), std::numeric_limits<double>::quiet_NaN());
+  t.dv = OwnedTensor(t.dk);
 }
 
 // Tiles are 64 queries by 256 keys: the cases sit on, beside and across their edges.
@@ -100,8 +107,8 @@ AttentionCase many_documents() {
   return c;
 }
 
-/// So many heads that a tile of the deterministic backward pass is 256 by 256.
-const AttentionCase tiled_case{"tiles", 2048, 1024, 8, 20, 330, {{0, 20, 0, 330}}};
+/// So many heads that a tile of the deterministic backward pass is 512 by 512: three parts of dq.
+const AttentionCase tiled_case{"tiles", 2048, 1024, 8, 20, 600, {{0, 20, 0, 600}}};
 
 struct Accuracy {
   AttentionCase problem;
@@ -190,6 +197,25 @@ TEST_P(AttentionAccuracy, BackwardIsTheSumOverVisiblePairsAddedToWhatWasThere) {
   };
   expect_added(t.dk, dk_before, reference.dk, reference.dk_magnitude);
   expect_added(t.dv, dv_before, reference.dv, reference.dv_magnitude);
+}
+
+TEST_P(AttentionAccuracy, OverwritingLeavesTheBitsOfAddingToZerosAndLaterCallsAdd) {
+  if (!GetParam().deterministic) GTEST_SKIP() << "two runs need not agree";
+  AttentionTensors added(c, dtype), overwritten(c, dtype);
+  forward(c, added);
+  forward(c, overwritten);
+  poison_key_gradients(overwritten);
+  backward(c, added);
+  backward(c, overwritten, true, false);
+  EXPECT_TRUE(overwritten.dq.same_bits(added.dq));
+  EXPECT_TRUE(overwritten.dk.same_bits(added.dk));
+  EXPECT_TRUE(overwritten.dv.same_bits(added.dv));
+  const OwnedTensor dv_once = added.dv;
+  backward(c, added);
+  backward(c, overwritten);
+  EXPECT_FALSE(overwritten.dv.same_bits(dv_once));
+  EXPECT_TRUE(overwritten.dk.same_bits(added.dk));
+  EXPECT_TRUE(overwritten.dv.same_bits(added.dv));
 }
 
 std::vector<Accuracy> all_accuracies() {
@@ -283,6 +309,29 @@ TEST(Attention, NanInAnyInputReachesTheOutput) {
   }
 }
 
+TEST(Attention, OverwritingClearsKeysThatNoQuerySees) {
+  // Keys before the window, of no segment, and of a segment without queries.
+  const AttentionCase c{"", 2, 1, 16, 140, 900, {{0, 130, 100, 500}, {130, 0, 610, 30}, {130, 10, 650, 40}},
+                        60};
+  const auto seen = [](std::int64_t key) {
+    return (key >= 470 - 59 && key < 600) || (key >= 650 && key < 690);
+  };
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+    AttentionTensors t(c, dtype);
+    forward(c, t);
+    poison_key_gradients(t);
+    backward(c, t, true, false);
+    for (std::int64_t i = 0; i < t.dk.numel(); ++i) {
+      ASSERT_TRUE(std::isfinite(t.dk[i]) && std::isfinite(t.dv[i])) << "key " << i / 16;
+      if (!seen(i / 16)) {
+        ASSERT_TRUE(t.dk[i] == 0.0 && t.dv[i] == 0.0) << "key " << i / 16;
+      } else {
+        ASSERT_NE(t.dv[i], 0.0) << "key " << i / 16 << ", element " << i % 16 << ", " << name_of(dtype);
+      }
+    }
+  }
+}
+
 TEST(Attention, ACallWithoutQueriesDoesNothing) {
   const AttentionCase c{"", 2, 1, 8, 0, 5, {{0, 0, 0, 5}}};
   AttentionTensors t(c, DType::f32);
@@ -290,6 +339,10 @@ TEST(Attention, ACallWithoutQueriesDoesNothing) {
   forward(c, t);
   backward(c, t);
   EXPECT_TRUE(t.dk.same_bits(before));
+  poison_key_gradients(t);
+  backward(c, t, true, false);
+  EXPECT_TRUE(t.dk.same_bits(before));
+  EXPECT_TRUE(t.dv.same_bits(before));
 }
 
 TEST(Attention, MismatchesBreakTheContractBeforeAnythingIsWritten) {

@@ -84,6 +84,20 @@ TEST(Swiglu, GradientMayTakeThePlaceOfItsInput) {
   }
 }
 
+TEST(Swiglu, BackwardMakesTheForwardsOutputAgainAlsoInThePlaceOfItsGradient) {
+  for (const DType dtype : compute_dtypes) {
+    for (const std::int64_t columns : {33, 256}) {
+      OwnedTensor gate_up = normal_tensor(dtype, {5, 2 * columns}, 8, 3.0);
+      OwnedTensor dact = normal_tensor(dtype, {5, columns}, 9);
+      const OwnedTensor act = swiglu(gate_up);
+      const OwnedTensor gradient = swiglu_gradient(dact, gate_up);
+      swiglu_backward(no_workspace(), gate_up, dact, gate_up, dact);
+      EXPECT_TRUE(dact.same_bits(act));
+      EXPECT_TRUE(gate_up.same_bits(gradient));
+    }
+  }
+}
+
 TEST(Swiglu, LowerPrecisionStaysWithinItsRoundings) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const double output = dtype == DType::bf16 ? bf16_roundoff : 0.0;

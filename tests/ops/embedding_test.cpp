@@ -14,9 +14,9 @@ struct Sizes {
   std::int64_t tokens, vocab_size, hidden_size;
 };
 // Single elements, tokens that repeat (more tokens than rows), widths around the 64-column ranges, more
-// tokens than a device looks at once with ids that occur early or late only.
-constexpr Sizes all_sizes[] = {{1, 1, 1},    {1, 3, 5},      {50, 3, 63},
-                               {50, 11, 64}, {29, 100, 130}, {3000, 1500, 40}};
+// tokens than a device looks at once with ids that occur early or late only, ids of hundreds of tokens.
+constexpr Sizes all_sizes[] = {{1, 1, 1},      {1, 3, 5},         {50, 3, 63},  {50, 11, 64},
+                               {29, 100, 130}, {10000, 5000, 40}, {5000, 7, 20}};
 
 TEST(Embedding, CopiesRowsOfAPlainTable) {
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {

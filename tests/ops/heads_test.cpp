@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "tests/ops/ops_test.hpp"
@@ -226,6 +227,76 @@ TEST(HeadTransform, GradientMayArriveInTheAccumulatorDtype) {
     EXPECT_TRUE(narrow.draw.same_bits(wide.draw));
     EXPECT_TRUE(narrow.dbias.same_bits(wide.dbias));
     EXPECT_TRUE(narrow.dnorm_weight.same_bits(wide.dnorm_weight));
+  }
+}
+
+/// The backward of `count` tokens at a time, whose parameter gradients add up.
+Gradients backward_in_slices(const Group& group, Parts parts, const OwnedTensor& dout, std::int64_t count) {
+  const DType accumulator = accumulator_of(group.raw.dtype());
+  Gradients result{OwnedTensor(group.raw.dtype(), group.raw.shape()),
+                   constant_tensor(accumulator, group.bias.shape(), 0.0),
+                   constant_tensor(accumulator, group.norm_weight.shape(), 0.0)};
+  Scratch scratch(
+      head_transform_backward_workspace(group.tokens, group.heads, group.head_dim, group.raw.dtype()));
+  for (std::int64_t begin = 0; begin < group.tokens; begin += count) {
+    const std::int64_t tokens = std::min(count, group.tokens - begin);
+    HeadTransform transform = group.transform(parts);
+    if (parts.rope) transform.positions = transform.positions.rows(begin, tokens);
+    head_transform_backward(scratch,
+                            {.draw = result.draw.view().rows(begin, tokens),
+                             .draw_columns = group.columns,
+                             .dout = dout.view().rows(begin, tokens),
+                             .raw = parts.norm ? group.raw.view().rows(begin, tokens) : ConstTensorView(),
+                             .raw_columns = group.columns,
+                             .dbias = parts.bias ? TensorView(result.dbias) : TensorView(),
+                             .dnorm_weight = parts.norm ? TensorView(result.dnorm_weight) : TensorView()},
+                            transform);
+  }
+  return result;
+}
+
+// Shapes that a device shares out in every way it has: more tokens than it works on at once; several warps
+// for the heads of a token, also in several teams; several tokens in a warp, also more than at once; heads of
+// several pieces for a lane.
+const Sizes shared_sizes[] = {{3500, 4, 128, {512, 0}}, {300, 28, 128, {4608, 0}}, {45, 40, 128, {5120, 0}},
+                              {90, 70, 32, {2240, 0}},  {400, 3, 64, {256, 64}},   {52000, 2, 16, {32, 0}},
+                              {9, 3, 1200, {3600, 0}}};
+
+TEST(HeadTransform, TokensDoNotDependOnHowManyThereAre) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const auto& [tokens, heads, head_dim, columns] : shared_sizes) {
+      if (dtype == DType::f32 && head_dim > 1024) continue;  // beyond what a device's backward takes
+      const Group group(dtype, tokens, heads, head_dim, columns);
+      const OwnedTensor dout = normal_tensor(dtype, {tokens, heads, head_dim}, 10);
+      const std::int64_t count = tokens / 7 + 1;
+      for (const Parts parts :
+           {Parts{true, false, true}, Parts{false, true, true}, Parts{true, true, true}}) {
+        OwnedTensor out(dtype, dout.shape());
+        for (std::int64_t begin = 0; begin < tokens; begin += count) {
+          const std::int64_t here = std::min(count, tokens - begin);
+          HeadTransform transform = group.transform(parts);
+          transform.positions = transform.positions.rows(begin, here);
+          head_transform_forward(no_workspace(), out.view().rows(begin, here),
+                                 group.raw.view().rows(begin, here), columns, transform);
+        }
+        EXPECT_TRUE(out.same_bits(group.forward(parts))) << tokens << " tokens of " << heads << " heads";
+        const Gradients whole = backward(group, parts, dout),
+                        sliced = backward_in_slices(group, parts, dout, count);
+        EXPECT_TRUE(whole.draw.same_bits(sliced.draw)) << tokens << " tokens of " << heads << " heads";
+        // Sums of n terms of standard normal size (below 10 after a norm of weight 1), in two orders: partial
+        // sums stay below 10 √n, and six standard deviations of their n independent rounding errors of at
+        // most that times the unit are 60 n units. A term that is left out or added twice is of size 1.
+        const auto error = [](double n) { return 60.0 * n * fp32_roundoff; };
+        if (parts.bias) {
+          expect_within(whole.dbias, sliced.dbias,
+                        [&](std::int64_t) { return error(static_cast<double>(tokens)); });
+        }
+        if (parts.norm) {
+          expect_within(whole.dnorm_weight, sliced.dnorm_weight,
+                        [&](std::int64_t) { return error(static_cast<double>(tokens * heads)); });
+        }
+      }
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "tests/ops/ops_test.hpp"
 #include "tests/support/finite_difference.hpp"
@@ -52,6 +53,23 @@ struct Sizes {
 };
 // One element, odd sizes, and more than one BLAS tile of 256 in both directions.
 constexpr Sizes small_sizes[] = {{1, 1, 1}, {1, 3, 5}, {7, 5, 3}, {33, 17, 65}, {300, 270, 40}};
+
+TEST(Linear, WeightGradientIsWrittenWhateverWasThereOrAdded) {
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+    for (const auto [t, n, k] : small_sizes) {
+      const Layer layer(dtype, t, n, k);
+      OwnedTensor dw =
+          constant_tensor(accumulator_of(dtype), {n, k}, std::numeric_limits<double>::quiet_NaN());
+      Scratch scratch(linear_workspace(dtype));
+      linear_backward_weight(scratch, dw, layer.dy, layer.x, false);
+      EXPECT_TRUE(dw.same_bits(layer.backward_weight()));
+      OwnedTensor twice = layer.backward_weight();
+      linear_backward_weight(scratch, twice, layer.dy, layer.x);
+      linear_backward_weight(scratch, dw, layer.dy, layer.x, true);
+      EXPECT_TRUE(dw.same_bits(twice));
+    }
+  }
+}
 
 TEST(Linear, Fp64FollowsTheFormula) {
   for (const auto [t, n, k] : small_sizes) {
@@ -261,26 +279,29 @@ TEST(Bias, IsAddedToEveryRowAndRoundedOnce) {
 
 TEST(Bias, GradientSumsTokensInOrder) {
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
-    const DType accumulator = accumulator_of(dtype);
-    const OwnedTensor dy = normal_tensor(dtype, {77, 131}, 6);
-    OwnedTensor dbias = constant_tensor(accumulator, {131}, 0.5), expected(accumulator, {131});
-    bias_backward(no_workspace(), dbias, dy);
-    for (std::int64_t c = 0; c < 131; ++c) {
-      OwnedTensor sum = constant_tensor(accumulator, {1}, 0.0);
-      for (std::int64_t t = 0; t < 77; ++t) sum.set(0, sum[0] + dy[t * 131 + c]);
-      expected.set(c, 0.5 + sum[0]);
-    }
+    // Few rows, and as many as a device sums in clusters of blocks; tiles of columns that are not full.
+    for (const std::int64_t tokens : {77, 1301}) {
+      const DType accumulator = accumulator_of(dtype);
+      const OwnedTensor dy = normal_tensor(dtype, {tokens, 131}, 6);
+      OwnedTensor dbias = constant_tensor(accumulator, {131}, 0.5), expected(accumulator, {131});
+      bias_backward(no_workspace(), dbias, dy);
+      for (std::int64_t c = 0; c < 131; ++c) {
+        OwnedTensor sum = constant_tensor(accumulator, {1}, 0.0);
+        for (std::int64_t t = 0; t < tokens; ++t) sum.set(0, sum[0] + dy[t * 131 + c]);
+        expected.set(c, 0.5 + sum[0]);
+      }
 #if defined(LAYERSTREAM_TEST_ON_GPU)
-    // Partial sums in another fixed order: each of the 77 additions of both may round.
-    const double roundoff = dtype == DType::f64 ? 0x1p-53 : fp32_roundoff;
-    expect_within(dbias, expected, [&](std::int64_t c) {
-      double magnitude = 0.5;
-      for (std::int64_t t = 0; t < 77; ++t) magnitude += std::fabs(dy[t * 131 + c]);
-      return 2.0 * 77.0 * roundoff * magnitude;
-    });
+      // Partial sums in another fixed order: each of the additions of both may round.
+      const double roundoff = dtype == DType::f64 ? 0x1p-53 : fp32_roundoff;
+      expect_within(dbias, expected, [&](std::int64_t c) {
+        double magnitude = 0.5;
+        for (std::int64_t t = 0; t < tokens; ++t) magnitude += std::fabs(dy[t * 131 + c]);
+        return 2.0 * static_cast<double>(tokens) * roundoff * magnitude;
+      });
 #else
-    expect_equal(dbias, expected);
+      expect_equal(dbias, expected);
 #endif
+    }
   }
 }
 

@@ -17,9 +17,10 @@ constexpr double eps = 1e-6;
 struct Sizes {
   std::int64_t tokens, hidden_size;
 };
-// One element, odd tails of the 16-lane sums, one and several blocks of 16 rows, more than 512 blocks, and
-// more than the lanes of a device keep of a row in registers.
-constexpr Sizes all_sizes[] = {{1, 1}, {1, 3}, {5, 7}, {16, 16}, {17, 33}, {53, 130}, {8209, 5}, {3, 8208}};
+// One element, odd tails of the 16-lane sums, one and several blocks of 16 rows, more than 512 blocks, more
+// rows than a device has under way at once, and more than the lanes of a device keep of a row in registers.
+constexpr Sizes all_sizes[] = {{1, 1},    {1, 3},    {5, 7},      {16, 16},  {17, 33},
+                               {53, 130}, {8209, 5}, {2311, 100}, {3, 8200}, {3, 8208}};
 
 struct Gradients {
   OwnedTensor dx, dweight;

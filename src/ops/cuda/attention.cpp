@@ -1,11 +1,12 @@
 #include "ops/cuda/attention_blockwise.hpp"
 #include "ops/cuda/attention_cudnn.hpp"
+#include "ops/detail/attention_cost.hpp"
 
 namespace layerstream::ops {
 
 void detail::attention_forward(const Context& context, const AttentionForward& args,
                                std::span<const AttentionSegment> segments, const AttentionShape& shape) {
-  if (cuda::cudnn_supports(shape.head_dim, args.q.dtype())) {
+  if (detail::cudnn_supports(shape.head_dim, args.q.dtype())) {
     cuda::cudnn_attention_forward(context, args, segments, shape);
   } else {
     cuda::blockwise_attention_forward(context, args, segments, shape);
@@ -14,7 +15,7 @@ void detail::attention_forward(const Context& context, const AttentionForward& a
 
 void detail::attention_backward(const Context& context, const AttentionBackward& args,
                                 std::span<const AttentionSegment> segments, const AttentionShape& shape) {
-  if (cuda::cudnn_supports(shape.head_dim, args.q.dtype())) {
+  if (detail::cudnn_supports(shape.head_dim, args.q.dtype())) {
     cuda::cudnn_attention_backward(context, args, segments, shape);
   } else {
     cuda::blockwise_attention_backward(context, args, segments, shape);
@@ -22,12 +23,12 @@ void detail::attention_backward(const Context& context, const AttentionBackward&
 }
 
 std::size_t detail::attention_workspace(const AttentionLimits& limits) {
-  return cuda::cudnn_supports(limits.head_dim, limits.compute) ? cuda::cudnn_attention_workspace(limits)
+  return detail::cudnn_supports(limits.head_dim, limits.compute) ? cuda::cudnn_attention_workspace(limits)
                                                                : cuda::blockwise_attention_workspace(limits);
 }
 
 bool detail::attention_rounds_products(std::int64_t head_dim, DType compute) {
-  return cuda::cudnn_supports(head_dim, compute);
+  return detail::cudnn_supports(head_dim, compute);
 }
 
 }  // namespace layerstream::ops

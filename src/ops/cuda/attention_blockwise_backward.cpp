@@ -244,6 +244,7 @@ void launch(const Context& context, const BackwardTensors<T>& tensors,
 void blockwise_attention_backward(const Context& context, const AttentionBackward& args,
                                   std::span<const AttentionSegment> segments, const AttentionShape& shape) {
   constexpr const char* operation = "attention_backward";
+  if (!args.accumulate) detail::clear_key_gradients(context, args);
   detail::dispatch_compute(args.q.dtype(), operation, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     using A = MathOf<T>;

@@ -5,6 +5,8 @@
 #include "ops/cuda/attention_plans.hpp"
 #include "ops/cuda/attention_staging.hpp"
 #include "ops/detail/attention_calls.hpp"
+#include "ops/detail/attention_written.hpp"
+#include "ops/elementwise.hpp"
 
 namespace layerstream::ops::cuda {
 namespace {
@@ -23,9 +25,8 @@ void expect_aligned(const char* operation, std::initializer_list<ConstTensorView
 /// The workspace of one call of attention.
 class Workspace {
  public:
-  Workspace(const Context& context, const AttentionShape& shape, std::int64_t queries, std::int64_t keys)
-      : layout_({shape.heads, shape.key_heads, shape.head_dim, DType::bf16, queries, keys, shape.window,
-                 shape.deterministic}),
+  Workspace(const Context& context, const AttentionLimits& limits)
+      : layout_(limits),
         begin_(static_cast<std::byte*>(context.workspace)),
         bytes_(context.workspace_bytes) {}
 
@@ -70,16 +71,14 @@ void bind_table(AttentionOperands& operands, const AttentionTable& table) {
 /// The backward pass, one call after the other.
 class BackwardPass {
  public:
-  BackwardPass(const Context& context, const AttentionBackward& args, const AttentionShape& shape)
-      : context_(context),
-        args_(args),
-        shape_(shape),
-        workspace_(context, shape, args.q.dim(0), args.k.dim(0)) {}
+  BackwardPass(const Context& context, const AttentionBackward& args, const AttentionShape& shape,
+               const AttentionLimits& limits)
+      : context_(context), args_(args), shape_(shape), workspace_(context, limits) {}
 
-  void run(const AttentionCall& call) const {
+  void run(const AttentionCall& call) {
     const std::int64_t query = call.first_query() * shape_.query_stride();
     const std::int64_t key = call.first_key() * shape_.key_stride();
-    const bool whole = call.query_gradient == Part::whole;
+    const bool is_sum = call.query_gradient == Part::next || call.query_gradient == Part::last;
     bf16* const dq = args_.dq.as<bf16>() + query;
     const AttentionTable table = workspace_.table(call);
     AttentionOperands operands{.q = args_.q.as<bf16>() + query,
@@ -88,7 +87,7 @@ class BackwardPass {
                                .o = const_cast<bf16*>(args_.o.as<bf16>() + query),
                                .lse = prepared_lse(call),
                                .dout = args_.dout.as<bf16>() + query,
-                               .dq = whole ? dq : workspace_.dq(),
+                               .dq = is_sum ? workspace_.dq() : dq,
                                .dk = workspace_.dk(),
                                .dv = workspace_.dv()};
     if (call.ragged) {
@@ -97,16 +96,46 @@ class BackwardPass {
     }
     attention_plans(context_).run(problem_of(call, shape_, true), operands, workspace_.plan(),
                                   workspace_.plan_bytes());
-    add_key_gradients(
-        context_, {args_.dk.as<float>() + key, args_.dv.as<float>() + key, workspace_.dk(), workspace_.dv()},
-        table, call, shape_);
-    if (!whole) {
-      sum_query_gradients(context_, dq, workspace_.dq_sum(), workspace_.dq(),
-                          call.query_rows() * shape_.query_stride(), call.query_gradient);
+    write_key_gradients(context_,
+                        {.dk = args_.dk.as<float>() + key,
+                         .dv = args_.dv.as<float>() + key,
+                         .dk_part = workspace_.dk(),
+                         .dv_part = workspace_.dv(),
+                         .store = stores_keys(call)},
+                        table, call, shape_);
+    if (is_sum) {
+      sum_query_gradients(context_,
+                          {.dq = dq,
+                           .sum = workspace_.dq_sum(),
+                           .part = workspace_.dq(),
+                           .second = before_ == Part::first,
+                           .last = call.query_gradient == Part::last},
+                          call.query_rows() * shape_.query_stride());
     }
+    before_ = call.query_gradient;
+  }
+
+  /// After the last call.
+  void finish() {
+    if (!args_.accumulate) clear_keys(written_.mark({0, args_.dk.dim(0)}));
   }
 
  private:
+  /// Makes sure that rows to which the call's part is added have been written.
+  bool stores_keys(const AttentionCall& call) {
+    if (args_.accumulate) return false;
+    const detail::WrittenKeys::Step step = written_.write(call);
+    clear_keys(step.clear);
+    return step.store;
+  }
+
+  void clear_keys(const std::vector<detail::Interval>& runs) const {
+    for (const detail::Interval rows : runs) {
+      fill_zero(context_, args_.dk.rows(rows.begin, rows.size()));
+      fill_zero(context_, args_.dv.rows(rows.begin, rows.size()));
+    }
+  }
+
   void* prepared_lse(const AttentionCall& call) const {
     const auto* lse = args_.lse.as<float>();
     if (call.ragged) return const_cast<float*>(lse);
@@ -119,6 +148,8 @@ class BackwardPass {
   const AttentionBackward& args_;
   const AttentionShape& shape_;
   Workspace workspace_;
+  detail::WrittenKeys written_;  // unless accumulating
+  Part before_ = Part::whole;    // of the call before
 };
 
 }  // namespace
@@ -126,7 +157,7 @@ class BackwardPass {
 void cudnn_attention_forward(const Context& context, const AttentionForward& args,
                              std::span<const AttentionSegment> segments, const AttentionShape& shape) {
   expect_aligned("attention_forward", {args.q, args.k, args.v, args.o});
-  const Workspace workspace(context, shape, args.q.dim(0), args.k.dim(0));
+  const Workspace workspace(context, shape.limits(args.q.dtype(), args.q.dim(0), args.k.dim(0), segments));
   for (const AttentionCall& call : detail::attention_forward_calls(segments, shape.window)) {
     const std::int64_t query = call.first_query() * shape.query_stride();
     const std::int64_t key = call.first_key() * shape.key_stride();
@@ -151,10 +182,12 @@ void cudnn_attention_backward(const Context& context, const AttentionBackward& a
   expect_aligned("attention_backward",
                  {args.q, args.k, args.v, args.o, args.dout, args.dq, args.dk, args.dv});
   const detail::AttentionCost cost{shape.heads, shape.key_heads, shape.head_dim, shape.deterministic};
-  const BackwardPass pass(context, args, shape);
+  BackwardPass pass(context, args, shape,
+                    shape.limits(args.q.dtype(), args.q.dim(0), args.k.dim(0), segments));
   for (const AttentionCall& call : detail::attention_backward_calls(segments, shape.window, cost)) {
     pass.run(call);
   }
+  pass.finish();
 }
 
 std::size_t cudnn_attention_workspace(const AttentionLimits& limits) {

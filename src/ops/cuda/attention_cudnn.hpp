@@ -3,14 +3,9 @@
 #include "ops/detail/attention_shape.hpp"
 
 /// bf16 attention by cuDNN. q, k, v, o, dout and dq are read and written where they lie; cuDNN's bf16 parts
-/// of dk and dv go through the workspace and are added in fp32. Asynchronous on the context's stream; the
-/// first call with a new plan takes about a second.
+/// of dk and dv go through the workspace and are stored or added in fp32. Asynchronous on the context's
+/// stream; the first call with a new plan takes about a second.
 namespace layerstream::ops::cuda {
-
-/// Head sizes that cuDNN 9.19 computes on sm_90, either direction, deterministic or not.
-constexpr bool cudnn_supports(std::int64_t head_dim, DType compute) {
-  return compute == DType::bf16 && head_dim % 8 == 0 && head_dim <= 128;
-}
 
 void cudnn_attention_forward(const Context& context, const AttentionForward& args,
                              std::span<const AttentionSegment> segments, const detail::AttentionShape& shape);

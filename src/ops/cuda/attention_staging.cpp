@@ -1,5 +1,7 @@
 #include "ops/cuda/attention_staging.hpp"
 
+#include <limits>
+
 #include "core/error.hpp"
 #include "ops/detail/execution.hpp"
 #include "ops/detail/vector.hpp"
@@ -11,7 +13,6 @@ using detail::AttentionCall;
 using detail::AttentionShape;
 using detail::ExecutionSpace;
 using detail::Values;
-using Part = AttentionCall::QueryGradient;
 
 constexpr int piece_width = detail::lane_width<bf16>;
 using Piece = detail::Piece<piece_width, true>;
@@ -43,19 +44,30 @@ struct WriteTable {
 // Beyond this Kokkos would pass the functor through one buffer of constant memory, waiting for its last user.
 static_assert(sizeof(WriteTable) < 4000);
 
+/// Work item i moves a run of heads of one query: neighbours write neighbours, and each reads one sector.
 struct TransposeLse {
+  static constexpr unsigned run = 4;
   float* out;
   const float* lse;
-  std::int64_t queries, heads;
+  unsigned rows, queries, heads;
 
-  KOKKOS_FUNCTION void operator()(std::int64_t i) const {
-    const std::int64_t query = i % queries, head = i / queries % heads, entry = i / queries / heads;
-    out[i] = lse[(entry * queries + query) * heads + head];
+  KOKKOS_FUNCTION void operator()(unsigned i) const {
+    const unsigned row = i % rows, first = i / rows * run;
+    const unsigned query = row % queries, entry = row / queries;
+    const float* source = lse + static_cast<std::int64_t>(row) * heads + first;
+    float* target = out + (static_cast<std::int64_t>(entry) * heads + first) * queries + query;
+    float values[run];  // all under way before the first store
+    LAYERSTREAM_UNROLL
+    for (unsigned k = 0; k < run; ++k) values[k] = first + k < heads ? source[k] : 0.0F;
+    LAYERSTREAM_UNROLL
+    for (unsigned k = 0; k < run; ++k) {
+      if (first + k < heads) target[static_cast<std::int64_t>(k) * queries] = values[k];
+    }
   }
 };
 
-/// Work item i adds one piece of dk and of dv.
-struct AddKeyGradients {
+/// Work item i writes one piece of dk and of dv.
+struct WriteKeyGradients {
   KeyGradients gradients;
   const std::int64_t* offsets;  // null: entries lie one after the other
   const std::int32_t* lengths;
@@ -68,35 +80,40 @@ struct AddKeyGradients {
       if (piece >= lengths[entry] * row_pieces) return;
       element = offsets[entry] + piece * piece_width;
     }
-    add(Piece{element}, gradients.dk, gradients.dk_addend);
-    add(Piece{element}, gradients.dv, gradients.dv_addend);
+    const Piece piece{element};
+    const auto dk_part = detail::load_stored(piece, gradients.dk_part);
+    const auto dv_part = detail::load_stored(piece, gradients.dv_part);
+    const Values<float, piece_width> dk = total(piece, gradients.dk, dk_part);
+    const Values<float, piece_width> dv = total(piece, gradients.dv, dv_part);
+    detail::store_piece(piece, gradients.dk, dk);
+    detail::store_piece(piece, gradients.dv, dv);
   }
 
-  KOKKOS_INLINE_FUNCTION static void add(const Piece& piece, float* sum, const bf16* addend) {
-    Values<float, piece_width> total = detail::load_piece(piece, sum);
-    const Values<float, piece_width> more = detail::load_piece(piece, addend);
-    for (int k = 0; k < piece_width; ++k) total.at[k] += more.at[k];
-    detail::store_piece(piece, sum, total);
+  KOKKOS_INLINE_FUNCTION Values<float, piece_width> total(const Piece& piece, const float* sum,
+                                                          const Values<bf16, piece_width>& part) const {
+    Values<float, piece_width> result{};
+    const Values<float, piece_width> more = detail::widened(part);
+    if (!gradients.store) result = detail::load_piece(piece, sum);
+    // To zeros as well: 0 + -0 is +0.
+    for (int k = 0; k < piece_width; ++k) result.at[k] += more.at[k];
+    return result;
   }
 };
 
 struct SumQueryGradients {
-  bf16* dq;
-  float* sum;
-  const bf16* addend;
-  bool first, last;
+  QueryGradients gradients;
 
   KOKKOS_FUNCTION void operator()(std::int64_t i) const {
     const Piece piece{i * piece_width};
-    Values<float, piece_width> total = detail::load_piece(piece, addend);
-    if (!first) {
-      const Values<float, piece_width> before = detail::load_piece(piece, static_cast<const float*>(sum));
-      for (int k = 0; k < piece_width; ++k) total.at[k] += before.at[k];
-    }
-    if (last) {
-      detail::store_piece(piece, dq, total);
+    Values<float, piece_width> total = detail::load_piece(piece, gradients.part);
+    const Values<float, piece_width> before =
+        gradients.second ? detail::load_piece(piece, static_cast<const bf16*>(gradients.dq))
+                         : detail::load_piece(piece, static_cast<const float*>(gradients.sum));
+    for (int k = 0; k < piece_width; ++k) total.at[k] += before.at[k];
+    if (gradients.last) {
+      detail::store_piece(piece, gradients.dq, total);
     } else {
-      detail::store_piece(piece, sum, total);
+      detail::store_piece(piece, gradients.sum, total);
     }
   }
 };
@@ -144,23 +161,29 @@ void write_table(const Context& context, const AttentionTable& table, const Atte
 
 void transpose_lse(const Context& context, float* out, const float* lse, std::int64_t batch,
                    std::int64_t queries, std::int64_t heads) {
-  for_each_index(detail::execution_space(context), "layerstream::attention_transpose_lse",
-                 batch * queries * heads, TransposeLse{out, lse, queries, heads});
+  const std::int64_t rows = batch * queries, items = rows * detail::tiles(heads, TransposeLse::run);
+  LAYERSTREAM_EXPECT(items <= std::numeric_limits<int>::max(), "{} queries of {} heads in one call", rows,
+                     heads);
+  using Policy = Kokkos::RangePolicy<ExecutionSpace, Kokkos::IndexType<unsigned>>;
+  Kokkos::parallel_for("layerstream::attention_transpose_lse",
+                       Policy(detail::execution_space(context), 0, static_cast<unsigned>(items)),
+                       TransposeLse{out, lse, static_cast<unsigned>(rows), static_cast<unsigned>(queries),
+                                    static_cast<unsigned>(heads)});
 }
 
-void add_key_gradients(const Context& context, const KeyGradients& gradients, const AttentionTable& table,
-                       const AttentionCall& call, const AttentionShape& shape) {
+void write_key_gradients(const Context& context, const KeyGradients& gradients, const AttentionTable& table,
+                         const AttentionCall& call, const AttentionShape& shape) {
   const std::int64_t row_pieces = shape.key_stride() / piece_width, entry_pieces = call.keys * row_pieces;
   const auto entries = static_cast<std::int64_t>(call.entries.size());
-  for_each_index(detail::execution_space(context), "layerstream::attention_add_dk_dv", entries * entry_pieces,
-                 AddKeyGradients{gradients, call.ragged ? table.key_offsets : nullptr,
-                                 call.ragged ? table.key_lengths : nullptr, entry_pieces, row_pieces});
+  for_each_index(detail::execution_space(context), "layerstream::attention_write_dk_dv",
+                 entries * entry_pieces,
+                 WriteKeyGradients{gradients, call.ragged ? table.key_offsets : nullptr,
+                                   call.ragged ? table.key_lengths : nullptr, entry_pieces, row_pieces});
 }
 
-void sum_query_gradients(const Context& context, bf16* dq, float* sum, const bf16* addend,
-                         std::int64_t elements, Part part) {
+void sum_query_gradients(const Context& context, const QueryGradients& gradients, std::int64_t elements) {
   for_each_index(detail::execution_space(context), "layerstream::attention_sum_dq", elements / piece_width,
-                 SumQueryGradients{dq, sum, addend, part == Part::first, part == Part::last});
+                 SumQueryGradients{gradients});
 }
 
 }  // namespace layerstream::ops::cuda

@@ -27,18 +27,24 @@ void write_table(const Context& context, const AttentionTable& table, const deta
 void transpose_lse(const Context& context, float* out, const float* lse, std::int64_t batch,
                    std::int64_t queries, std::int64_t heads);
 
-/// Rows of dk and dv, and of what one call adds to them, from the call's first row of keys on.
+/// Rows of dk and dv, and one call's part of them, from the call's first row of keys on.
 struct KeyGradients {
-  float *dk, *dv;                     // (rows, NKV, d)
-  const bf16 *dk_addend, *dv_addend;  // (rows, NKV, d)
+  float *dk, *dv;                 // (rows, NKV, d)
+  const bf16 *dk_part, *dv_part;  // (rows, NKV, d)
+  bool store;                     // the part, as if it were added to zeros
 };
 /// Only rows of the call's entries are touched. @param table of a ragged call
-void add_key_gradients(const Context& context, const KeyGradients& gradients, const AttentionTable& table,
-                       const detail::AttentionCall& call, const detail::AttentionShape& shape);
+void write_key_gradients(const Context& context, const KeyGradients& gradients, const AttentionTable& table,
+                         const detail::AttentionCall& call, const detail::AttentionShape& shape);
 
-/// One step of dq = addend + addend + ..., summed in fp32 and rounded once: the first addend is stored to
-/// `sum`, the next are added, and with the last the result goes to `dq`. @param elements a multiple of 8
-void sum_query_gradients(const Context& context, bf16* dq, float* sum, const bf16* addend,
-                         std::int64_t elements, detail::AttentionCall::QueryGradient part);
+/// One step of dq = part + part + ..., summed in fp32 and rounded once.
+struct QueryGradients {
+  bf16* dq;          // what came before if this is the second part, and the result after the last
+  float* sum;        // otherwise
+  const bf16* part;  // from the second on
+  bool second, last;
+};
+/// @param elements a multiple of 8
+void sum_query_gradients(const Context& context, const QueryGradients& gradients, std::int64_t elements);
 
 }  // namespace layerstream::ops::cuda

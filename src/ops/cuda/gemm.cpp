@@ -2,6 +2,7 @@
 
 #include "ops/cuda/cublas_error.hpp"
 #include "ops/cuda/gemm_plans.hpp"
+#include "ops/cuda/gemm_trial.hpp"
 #include "ops/detail/check.hpp"
 
 namespace layerstream::ops::detail {
@@ -28,22 +29,31 @@ void gemm(const char* operation, const Context& context, const GemmArguments& g)
   // With beta = 0 cuBLASLt does not read it.
   const void* const addend = g.addend ? g.addend.data() : g.out.data();
   const cuda::GemmKey key = key_of(g, addend);
-  const cuda::GemmPlan& plan = plans.plan(key);
+  cuda::GemmPlan& plan = plans.plan(key);
   const cuda::GemmDescriptors& descriptors = plan.descriptors;
 
-  const auto multiply = [&](const auto alpha, const auto beta) {
+  const auto multiply = [&](const auto alpha, const auto beta, const cublasLtMatmulAlgo_t& algorithm) {
     LAYERSTREAM_CUBLAS(
         cublasLtMatmul(plans.handle(), descriptors.operation.get(), &alpha, g.b.data(),
                        descriptors.first.get(), g.a.data(), descriptors.second.get(), &beta, addend,
-                       descriptors.out.get(), g.out.data(), descriptors.out.get(), &plan.algorithm, workspace,
+                       descriptors.out.get(), g.out.data(), descriptors.out.get(), &algorithm, workspace,
                        cuda::gemm_workspace_bytes, static_cast<cudaStream_t>(context.stream.native())),
         fmt::format("{}: {}", operation, cuda::describe(key)));
   };
-  if (key.compute == DType::f64) {
-    multiply(1.0, g.addend ? 1.0 : 0.0);
-  } else {
-    multiply(1.0F, g.addend ? 1.0F : 0.0F);
+  const auto run = [&](const cublasLtMatmulAlgo_t& algorithm) {
+    if (key.compute == DType::f64) {
+      multiply(1.0, g.addend ? 1.0 : 0.0, algorithm);
+    } else {
+      multiply(1.0F, g.addend ? 1.0F : 0.0F, algorithm);
+    }
+  };
+  if (plans.is_rehearsing() && !plan.tried) {
+    constexpr int candidates = 8;
+    plan.algorithm = cuda::fastest_with_same_bits(
+        context, g, cuda::gemm_candidates(plans.handle(), key, descriptors, candidates), run);
+    plan.tried = true;
   }
+  run(plan.algorithm);
 }
 
 std::size_t gemm_workspace(DType) {

@@ -122,7 +122,7 @@ std::vector<cublasLtMatmulHeuristicResult_t> gemm_candidates(cublasLtHandle_t ha
 
 GemmPlans::GemmPlans() : handle_(make_handle()) {}
 
-const GemmPlan& GemmPlans::plan(const GemmKey& key) {
+GemmPlan& GemmPlans::plan(const GemmKey& key) {
   const auto known = plans_.find(key);
   if (known != plans_.end()) return known->second;
   GemmDescriptors descriptors(key);

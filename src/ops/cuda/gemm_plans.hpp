@@ -71,6 +71,7 @@ std::vector<cublasLtMatmulHeuristicResult_t> gemm_candidates(cublasLtHandle_t ha
 struct GemmPlan {
   GemmDescriptors descriptors;
   cublasLtMatmulAlgo_t algorithm;
+  bool tried = false;  ///< against other algorithms
 };
 
 /// One stream's cuBLASLt handle, and a plan for each product it has met. Used by one thread at a time.
@@ -81,15 +82,20 @@ class GemmPlans {
 
   cublasLtHandle_t handle() const { return handle_.get(); }
 
-  /// The heuristic's first choice, asked for once per key and not timed: the same key gives the same
-  /// algorithm in every process on one GPU model and library version. The reference lives as long as this
-  /// object.
+  /// The heuristic's first choice, asked for once per key, unless a rehearsal found a faster one with the same
+  /// bits: the same key gives the same bits in every process on one GPU model and library version. The
+  /// reference lives as long as this object.
   /// @throws CudaError
-  const GemmPlan& plan(const GemmKey& key);
+  GemmPlan& plan(const GemmKey& key);
+
+  /// While it is on, the first product of each key tries other algorithms (see Libraries::set_rehearsing).
+  void set_rehearsing(bool rehearsing) { rehearsing_ = rehearsing; }
+  bool is_rehearsing() const { return rehearsing_; }
 
  private:
   CublasOwned<cublasLtHandle_t> handle_;
   std::map<GemmKey, GemmPlan> plans_;
+  bool rehearsing_ = false;
 };
 
 /// Of the context's stream; defined beside Libraries. @throws ContractError if the context has no libraries.

@@ -19,6 +19,9 @@ Libraries::~Libraries() = default;
 void Libraries::prepare(StreamView stream) {
   state_->of(stream);
 }
+void Libraries::set_rehearsing(StreamView stream, bool rehearsing) {
+  state_->of(stream).gemm.set_rehearsing(rehearsing);
+}
 
 namespace detail {
 

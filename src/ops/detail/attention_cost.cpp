@@ -8,23 +8,23 @@
 namespace layerstream::ops::detail {
 namespace {
 
-constexpr std::int64_t longest_tile = 8192;
+constexpr std::int64_t longest_tile = 16384;
 
 /// Bound on what ragged entries add to any plan.
 std::size_t descriptor_bytes(std::int64_t batch) {
   return static_cast<std::size_t>(32768 + 1024 * batch);
 }
 
-/// The most that any plan wants for calls within the limits.
+/// The most that any plan wants for calls within the limits, which tell the longest segment.
 std::size_t most_plan_bytes(const AttentionLimits& limits, const AttentionCost& cost) {
   const std::int64_t tile = cost.tile();
-  const std::int64_t queries = std::min(tile, attention_bucket(limits.queries));
+  const std::int64_t queries = std::min(tile, attention_bucket(std::min(limits.queries, limits.longest)));
   const auto within = [](std::size_t bytes) { return std::min(bytes, attention_plan_bytes); };
   std::size_t most = cost.forward_bytes(std::max(attention_call_entries, limits.queries / round_extent));
-  most =
-      std::max(most, within(cost.backward_bytes(1, queries, std::min(tile, attention_bucket(limits.keys)))));
+  most = std::max(most,
+                  within(cost.backward_bytes(1, queries, std::min(tile, attention_bucket(limits.longest)))));
   if (limits.window > 0) {
-    const std::int64_t keys = attention_bucket(std::min(limits.keys, limits.window + tile));
+    const std::int64_t keys = attention_bucket(std::min(limits.longest, limits.window + tile));
     most = std::max(most, within(cost.backward_bytes(1, queries, keys)));
   }
   for (std::int64_t bucket = shortest_bucket; bucket <= queries; bucket *= 2) {
@@ -84,6 +84,7 @@ std::size_t attention_table_bytes(std::int64_t batch) {
 AttentionWorkspaceLayout::AttentionWorkspaceLayout(const AttentionLimits& given) {
   AttentionLimits limits = given;
   limits.window = std::min(limits.window, limits.keys);
+  limits.longest = limits.longest > 0 ? std::min(limits.longest, limits.keys) : limits.keys;
   const AttentionCost cost{limits.num_attention_heads, limits.num_key_value_heads, limits.head_dim,
                            limits.deterministic};
   const std::int64_t tile = cost.tile();
@@ -91,7 +92,7 @@ AttentionWorkspaceLayout::AttentionWorkspaceLayout(const AttentionLimits& given)
   const std::int64_t key_row = limits.num_key_value_heads * limits.head_dim;
   const std::int64_t longest = limits.window > 0 ? limits.window + tile : tile;
   const std::int64_t key_rows = std::min(limits.keys, std::max(limits.queries, longest));
-  const std::int64_t query_rows = std::min(limits.queries, tile);
+  const std::int64_t query_rows = std::min({limits.queries, limits.longest, tile});
   const auto take = [this](std::int64_t size) {
     return std::exchange(bytes, bytes + static_cast<std::size_t>(rounded_up(size, 256)));
   };

@@ -8,9 +8,16 @@
 /// What the fused kernels of attention, cuDNN's, want of workspace, and how much of it a call gets.
 namespace layerstream::ops::detail {
 
-/// The most that a plan may want, and the most entries of a ragged call.
-inline constexpr std::size_t attention_plan_bytes = std::size_t{1} << 30;
+/// The most that a plan may want, and the most entries of a ragged call. With 28 / 4 heads of 128 the
+/// deterministic backward pass of 16 x 1,024, 4 x 4,096 or 8,192 tokens is one call, and a longer row is cut
+/// into tiles of 8,192. Fixed, because where a row is cut decides about bits.
+inline constexpr std::size_t attention_plan_bytes = std::size_t{4} << 30;
 inline constexpr std::int64_t attention_call_entries = 128;
+
+/// Head sizes that cuDNN 9.19 computes on sm_90, either direction, deterministic or not.
+constexpr bool cudnn_supports(std::int64_t head_dim, DType compute) {
+  return compute == DType::bf16 && head_dim % 8 == 0 && head_dim <= 128;
+}
 
 /// Sizes of the backward pass, of which cuDNN's documentation says nothing. Found by asking cuDNN 9.19 for
 /// sm_90 for its plans of 500 shapes; a plan that wants more is refused where it is built.
@@ -44,7 +51,7 @@ struct AttentionWorkspaceLayout {
   std::size_t table = 0;           ///< offsets and lengths of a ragged call
   std::size_t lse = 0;             ///< (batch, NH, queries) fp32, for a call that is not ragged
   std::size_t dk = 0, dv = 0;      ///< (rows, NKV, d) bf16
-  std::size_t dq = 0, dq_sum = 0;  ///< (rows, NH, d) bf16 and fp32: one part and the sum of parts
+  std::size_t dq = 0, dq_sum = 0;  ///< (rows, NH, d) bf16 and fp32: a part after the first, the sum of parts
   std::size_t plan = 0;            ///< what cuDNN asks for, the last part
   std::size_t plan_bytes = 0;
   std::size_t bytes = 0;  ///< of everything

@@ -19,6 +19,14 @@ struct AttentionShape {
   LAYERSTREAM_FUNCTION std::int64_t group() const { return heads / key_heads; }
   LAYERSTREAM_FUNCTION std::int64_t query_stride() const { return heads * head_dim; }
   LAYERSTREAM_FUNCTION std::int64_t key_stride() const { return key_heads * head_dim; }
+
+  /// Of a call with these extents.
+  AttentionLimits limits(DType compute, std::int64_t queries, std::int64_t keys,
+                         std::span<const AttentionSegment> segments) const {
+    std::int64_t longest = 1;
+    for (const AttentionSegment& segment : segments) longest = std::max(longest, segment.num_keys);
+    return {heads, key_heads, head_dim, compute, queries, keys, window, deterministic, longest};
+  }
 };
 
 /// The two directions after all checks but that of the workspace, with at least one query: on the host
@@ -27,6 +35,8 @@ void attention_forward(const Context& context, const AttentionForward& args,
                        std::span<const AttentionSegment> segments, const AttentionShape& shape);
 void attention_backward(const Context& context, const AttentionBackward& args,
                         std::span<const AttentionSegment> segments, const AttentionShape& shape);
+/// dk = dv = 0.
+void clear_key_gradients(const Context& context, const AttentionBackward& args);
 std::size_t attention_workspace(const AttentionLimits& limits);
 bool attention_rounds_products(std::int64_t head_dim, DType compute);
 

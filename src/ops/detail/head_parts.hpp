@@ -27,8 +27,7 @@ struct HeadForward {
   HeadParts<T> parts;
 };
 
-/// Writes draw, and for each block of tokens the sums of what goes into dbias and dnorm_weight. D is the
-/// dtype of dout.
+/// Writes draw and adds to dbias and dnorm_weight. D is the dtype of dout.
 template <class T, class D>
 struct HeadBackward {
   using A = MathOf<T>;
@@ -36,10 +35,11 @@ struct HeadBackward {
   const D* dout;  // (T, H, d)
   const T* raw;   // (T, raw_stride), from this group's first column; read only with a norm
   std::int64_t draw_stride, raw_stride, tokens, heads, head_dim;
-  std::int64_t blocks, tokens_per_block;
   HeadParts<T> parts;
-  A* bias_partials;  // (blocks, H, d) or nullptr
-  A* norm_partials;  // (blocks, H, d) or nullptr
+  A* dbias;          // (H, d), with a bias
+  A* dnorm_weight;   // (d), with a norm
+  A* bias_partials;  // room for (head_partial_rows(T), H, d); nullptr without a bias
+  A* norm_partials;  // the same; nullptr without a norm
 };
 
 }  // namespace layerstream::ops::detail

@@ -2,6 +2,7 @@
 
 #include "ops/detail/head_parts.hpp"
 #include "ops/detail/launch.hpp"
+#include "ops/detail/partials.hpp"
 
 /// The head transform on the host's threads.
 namespace layerstream::ops::detail {
@@ -72,8 +73,8 @@ struct HeadBackwardBlock : HeadBackward<T, D> {
   using A = MathOf<T>;
   using Base = HeadBackward<T, D>;
   using Base::bias_partials, Base::norm_partials, Base::parts, Base::raw, Base::dout, Base::draw;
-  using Base::draw_stride, Base::raw_stride, Base::tokens, Base::heads, Base::head_dim,
-      Base::tokens_per_block;
+  using Base::draw_stride, Base::raw_stride, Base::tokens, Base::heads, Base::head_dim;
+  std::int64_t tokens_per_block;
 
   template <class Group>
   KOKKOS_FUNCTION void operator()(const Group& group, std::int64_t row) const {
@@ -145,9 +146,28 @@ void run_head_forward(const ExecutionSpace& space, const char* label, const Head
   for_each_row(space, label, args.tokens * args.heads, HeadForwardRow<T>{args});
 }
 
+/// Rows of (H, d) partial sums: one for each block of tokens.
+inline std::int64_t head_partial_rows(std::int64_t tokens) {
+  return row_blocks(tokens).count;
+}
+
 template <class T, class D>
-void run_head_backward(const ExecutionSpace& space, const char* label, const HeadBackward<T, D>& args) {
-  for_each_row(space, label, args.blocks * args.heads, HeadBackwardBlock<T, D>{args});
+void run_head_backward(const ExecutionSpace& space, const HeadBackward<T, D>& args) {
+  const RowBlocks blocks = row_blocks(args.tokens);
+  const std::int64_t columns = args.heads * args.head_dim;
+  for_each_row(space, "layerstream::head_transform_backward", blocks.count * args.heads,
+               HeadBackwardBlock<T, D>{args, blocks.rows_per_block});
+  if (args.bias_partials != nullptr) {
+    add_column_sums(space, "layerstream::head_transform_dbias", args.dbias, args.bias_partials, blocks.count,
+                    columns);
+  }
+  if (args.norm_partials != nullptr && blocks.count > 0) {
+    // First the blocks of each head, into the first block's place; then the heads.
+    add_column_sums(space, "layerstream::head_transform_dnorm_heads", args.norm_partials,
+                    args.norm_partials + columns, blocks.count - 1, columns);
+    add_column_sums(space, "layerstream::head_transform_dnorm", args.dnorm_weight, args.norm_partials,
+                    args.heads, args.head_dim);
+  }
 }
 
 }  // namespace layerstream::ops::detail

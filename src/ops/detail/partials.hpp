@@ -3,6 +3,9 @@
 #include <cstdint>
 
 #include "ops/detail/launch.hpp"
+#if defined(KOKKOS_ENABLE_CUDA)
+#include "ops/cuda/column_sums.hpp"
+#endif
 
 /// Sums over tokens in two steps: every block of rows leaves a partial sum in the workspace, then
 /// add_column_sums adds the partial sums. The partition depends on the number of rows alone.
@@ -35,8 +38,9 @@ struct ColumnSums {
   static constexpr int tile = 32;
   static constexpr int width = lane_width<T>;
   static constexpr int run = tile / width;
-  A* out;         // (columns)
-  const T* rows;  // (num_rows, columns)
+  static constexpr int rows_at_once = 4;  // that a lane reads before it adds
+  A* out;                                 // (columns)
+  const T* rows;                          // (num_rows, columns)
   std::int64_t num_rows, columns;
 
   template <bool Whole>
@@ -45,13 +49,24 @@ struct ColumnSums {
 #if defined(__CUDA_ARCH__)
     const std::int64_t first = index * tile + team.lane % run * width;
     const Piece<width, Whole> piece{first, columns - first};
+    const std::int64_t column = index * tile + team.lane;
+    const bool writes = team.lane < tile && column < columns;
+    const A before = writes ? out[column] : A(0);  // early, as it takes long to come
     Values<A, width> sums{};
     if (first < columns) {
       const std::int64_t step = team.lanes / run;
-#pragma unroll 4
-      for (std::int64_t row = team.lane / run; row < num_rows; row += step) {
-        const Values<A, width> terms = load_piece(piece, rows + row * columns);
-        for (int k = 0; k < width; ++k) sums.at[k] += terms.at[k];
+      for (std::int64_t row = team.lane / run; row < num_rows; row += rows_at_once * step) {
+        Values<T, width> terms[rows_at_once];
+#pragma unroll
+        for (int i = 0; i < rows_at_once; ++i) {
+          const std::int64_t at = row + i * step;
+          terms[i] = at < num_rows ? load_stored(piece, rows + at * columns) : Values<T, width>{};
+        }
+#pragma unroll
+        for (int i = 0; i < rows_at_once; ++i) {
+          const Values<A, width> numbers = widened(terms[i]);
+          for (int k = 0; k < width; ++k) sums.at[k] += numbers.at[k];
+        }
       }
     }
     __shared__ A of_warp[most_lanes / cuda::warp_lanes][tile];
@@ -60,11 +75,10 @@ struct ColumnSums {
       if (team.lane % cuda::warp_lanes < run) of_warp[team.warp()][team.lane % run * width + k] = sum;
     }
     __syncthreads();
-    const std::int64_t column = index * tile + team.lane;
-    if (team.lane >= tile || column >= columns) return;
+    if (!writes) return;
     A total{};
     for (int warp = 0; warp < team.warps(); ++warp) total += of_warp[warp][team.lane];
-    out[column] += total;
+    out[column] = before + total;
 #endif
   }
 };
@@ -74,8 +88,14 @@ void add_column_sums(const ExecutionSpace& space, const char* label, MathOf<T>* 
                      std::int64_t num_rows, std::int64_t columns) {
   using Sums = ColumnSums<T>;
   if (num_rows == 0) return;
+  const bool whole = whole_pieces(Sums::width, {columns}, {rows});
+  if constexpr (cuda::has_clusters) {
+    if (num_rows >= cuda::ColumnTileSums<T>::fewest_rows) {
+      return cuda::run_column_tiles<T>(space, label, {out, rows, num_rows, columns}, whole);
+    }
+  }
   for_each_row(space, label, (columns + Sums::tile - 1) / Sums::tile, Sums{out, rows, num_rows, columns},
-               {.whole = whole_pieces(Sums::width, {columns}, {rows}), .lanes = Sums::most_lanes});
+               {.whole = whole, .lanes = Sums::most_lanes});
 }
 
 #else

@@ -20,11 +20,13 @@ template <class T>
 struct RowsOfId {
   using A = MathOf<T>;
   static constexpr int width = lane_width<T>;
-  static constexpr int lanes = RowLaunch{}.lanes;
+  static constexpr int lanes = 256, most_lanes = lanes, resident_lanes = 768;
   static constexpr int tile = lanes * width;  // columns
-  static constexpr int ids_per_lane = 8;      // in one look
+  static constexpr int ids_per_lane = 16;     // in one look
   static constexpr int ids_per_look = lanes * ids_per_lane;
-  static constexpr int rows_at_once = 8;
+  static constexpr int words = ids_per_look / cuda::warp_lanes;
+  static constexpr int rows_at_once = 10;
+  static_assert(words % cuda::warp_lanes == 0 && words <= lanes && ids_per_look <= 65536);
   A* table;                 // (V, columns)
   const T* rows;            // (num_rows, columns)
   const std::int32_t* ids;  // (num_rows)
@@ -43,27 +45,34 @@ struct RowsOfId {
     A* const target = table + id * columns;
     const bool has_columns = first < columns;
     Values<A, width> sum{};
+    Values<T, width> own{};  // added after the first look, which hides how long both take to come
     if (has_columns) {
       sum = load_piece(piece, target);
-      add(sum, load_piece(piece, rows + row * columns));
+      own = load_stored(piece, rows + row * columns);
     }
-    // Bit b of word w: row begin + 32 · w + b has the id.
-    __shared__ unsigned found[ids_per_look / cuda::warp_lanes];
+    bool is_added = false;
+    const auto add_own = [&] {
+      if (!is_added) add(sum, widened(own));
+      is_added = true;
+    };
+    // Bit b of word w: row begin + 32 · w + b has the id. Those rows, as offsets from begin, in order.
+    __shared__ unsigned found[words];
+    __shared__ std::uint16_t offsets[ids_per_look];
     for (std::int64_t begin = row + 1; begin < num_rows; begin += ids_per_look) {
       const unsigned mine = matches(team.lane, id, begin, num_rows);
-      if (!cuda::any_lane(mine != 0)) continue;
+      const bool found_any = cuda::any_lane(mine != 0);
+      add_own();
+      if (!found_any) continue;
       for (int i = 0; i < ids_per_lane; ++i) {
         const unsigned word = cuda::lanes_with((mine >> i & 1u) != 0);
         if (team.lane % cuda::warp_lanes == 0) found[i * (lanes / cuda::warp_lanes) + team.warp()] = word;
       }
       __syncthreads();
-      if (has_columns) {
-        for (int w = 0; w < ids_per_look / cuda::warp_lanes; ++w) {
-          add_rows(piece, begin + w * cuda::warp_lanes, found[w], sum);
-        }
-      }
+      const int count = list_offsets(team.lane, found, offsets);
+      if (has_columns) add_rows(piece, begin, offsets, count, sum);
       __syncthreads();
     }
+    add_own();
     if (has_columns) store_piece(piece, target, sum);
 #endif
   }
@@ -84,25 +93,45 @@ struct RowsOfId {
     for (int k = 0; k < width; ++k) sum.at[k] += terms.at[k];
   }
 
-  /// Adds rows begin + b for the bits b of `found`, lowest first; several are read before the first is added.
+  /// Where the bits of `found` are, in order. Called by all lanes; a barrier. Returns how many there are.
+  static __device__ int list_offsets(int lane, const unsigned* found, std::uint16_t* offsets) {
+    __shared__ int of_warp[words / cuda::warp_lanes];
+    const bool has_word = lane < words;
+    unsigned word = has_word ? found[lane] : 0u;
+    const int own = __popc(word);
+    int end = own;  // of the word's offsets, counted from the first word of the warp
+    for (int distance = 1; distance < cuda::warp_lanes; distance *= 2) {
+      const int before = __shfl_up_sync(cuda::all_lanes, end, distance);
+      if (lane % cuda::warp_lanes >= distance) end += before;
+    }
+    if (has_word && lane % cuda::warp_lanes == cuda::warp_lanes - 1) of_warp[lane / cuda::warp_lanes] = end;
+    __syncthreads();
+    int count = 0;
+    for (int warp = 0; warp < words / cuda::warp_lanes; ++warp) {
+      if (warp == lane / cuda::warp_lanes) end += count;
+      count += of_warp[warp];
+    }
+    for (int at = end - own; word != 0; word &= word - 1) {
+      offsets[at++] = static_cast<std::uint16_t>(cuda::warp_lanes * lane + __ffs(static_cast<int>(word)) - 1);
+    }
+    __syncthreads();
+    return count;
+  }
+
+  /// Adds rows begin + offsets[i] in order of i; several are read before the first is added.
   template <bool Whole>
-  __device__ void add_rows(const Piece<width, Whole>& piece, std::int64_t begin, unsigned found,
-                           Values<A, width>& sum) const {
-    while (found != 0) {
+  __device__ void add_rows(const Piece<width, Whole>& piece, std::int64_t begin, const std::uint16_t* offsets,
+                           int count, Values<A, width>& sum) const {
+    const T* const first = rows + begin * columns;
+    for (int done = 0; done < count; done += rows_at_once) {
       Values<T, width> terms[rows_at_once];
-      unsigned present = 0;
 #pragma unroll
       for (int i = 0; i < rows_at_once; ++i) {
-        if (found != 0) {
-          const int bit = __ffs(static_cast<int>(found)) - 1;
-          terms[i] = load_stored(piece, rows + (begin + bit) * columns);
-          present |= 1u << i;
-          found &= found - 1;
-        }
+        if (done + i < count) terms[i] = load_stored(piece, first + offsets[done + i] * columns);
       }
 #pragma unroll
       for (int i = 0; i < rows_at_once; ++i) {
-        if ((present >> i & 1u) != 0) add(sum, widened(terms[i]));
+        if (done + i < count) add(sum, widened(terms[i]));
       }
     }
   }
