@@ -19,6 +19,7 @@
 #include "core/random.hpp"
 #include "engine/engine.hpp"
 #include "engine/operation_times.hpp"
+#include "engine/planner.hpp"
 #include "engine/step_report.hpp"
 #include "engine/trace.hpp"
 #include "model/hf_config.hpp"
@@ -126,10 +127,13 @@ double device_share(const EngineShape& shape) {
 /// A trained engine's steps of one size.
 class Bench {
  public:
-  Bench(const Options& options, const RunConfig& config, const ModelSpec& spec, Device& device)
+  /// @param profile for predictions; may be null
+  Bench(const Options& options, const RunConfig& config, const ModelSpec& spec, Device& device,
+        const HardwareProfile* profile)
       : options_(options),
         config_(config),
         device_(device),
+        profile_(profile),
         times_(device),
         engine_(spec, config, EngineMode::train, device,
                 {.poison = false, .observer = options.no_times ? nullptr : &times_}),
@@ -190,11 +194,20 @@ class Bench {
         1e-12 * flops / median, 1e-12 * done / median,
         peak ? fmt::format(", MFU {:.1f}% of {:.0f}", 100.0 * flops / median / *peak, 1e-12 * *peak) : "",
         loss);
+    if (profile_ == nullptr) return;
+    const ChunkPlan chunks = uniform_chunk_plan(step_tokens / options_.tokens, options_.tokens,
+                                                engine_.shape().bounds.chunk_tokens);
+    const StepPrediction prediction = predict_step(*profile_, engine_.shape(), chunks,
+                                                   planned_block_costs(engine_.shape(), engine_.backend()));
+    std::cout << fmt::format("predicted {:.3f} s, measured {:.3f} s ({:+.1f}%); bottleneck: {}\n",
+                             prediction.run.seconds, median, 100.0 * (median / prediction.run.seconds - 1.0),
+                             find_bottleneck(prediction).what);
   }
 
   const Options& options_;
   const RunConfig& config_;
   Device& device_;
+  const HardwareProfile* profile_;
   OperationTimes times_;
   Engine engine_;
   std::vector<TokenRow> rows_;
@@ -211,22 +224,33 @@ void run(Options options) {
           fmt::format("--step-tokens {}: not a multiple of --tokens {}", tokens, options.tokens));
     }
   }
-  const RunConfig config = config_of(options);
+  RunConfig config = config_of(options);
   const ModelSpec spec = load_hf_config(options.model);
   const ops::Runtime runtime;
   for (const std::string& warning : runtime.warnings()) std::cerr << warning << '\n';
   const std::unique_ptr<Device> device = make_device(config.device_memory_limit, host_budget(config).bytes);
   const std::size_t used_at_start = device->used_bytes();
+  const HostBudget host = host_budget(config);
+  const std::optional<HardwareProfile> profile = profile_of_run(config, *device, host);
+  if (profile) {
+    const auto begin = Clock::now();
+    const Plan placed =
+        plan_placement(spec, config, {.profile = *profile, .device = *device, .host = host}, 0);
+    std::cout << fmt::format("planned in {:.1f} s, {} placements simulated with the rates of {}\n{}{}",
+                             seconds_since(begin), placed.num_candidates, profile->name,
+                             placed.placement_yaml(), placed.summary());
+    config = placed.config;
+  }
   const Ledger plan = plan_run(spec, config, *device, 0).ledger;
 
   const auto start = Clock::now();
-  Bench bench(options, config, spec, *device);
+  Bench bench(options, config, spec, *device, profile ? &*profile : nullptr);
   const Engine& engine = bench.engine();
   std::cout << fmt::format("{} on {}\n", runtime.description(), device->description());
   std::cout << fmt::format(
       "{} parameters, rows of {} tokens, {}, chunks of {}, {} slots, device share {:.2f}; ready in {:.1f} s\n",
       engine.shape().layout.num_parameters(), options.tokens, name_of(config.compute_dtype),
-      engine.shape().bounds.chunk_tokens, config.weight_slots, device_share(engine.shape()),
+      engine.shape().bounds.chunk_tokens, engine.shape().schedule.weight_slots, device_share(engine.shape()),
       seconds_since(start));
   const MeasuredRates rates = bench.rates();
   std::cout << fmt::format(

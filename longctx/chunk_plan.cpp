@@ -91,6 +91,7 @@ ChunkBounds chunk_bounds(std::int64_t max_rows, std::int64_t max_row_tokens, std
   bounds.tokens = max_rows * max_row_tokens;
   bounds.chunk_tokens = std::min(chunk_tokens, bounds.tokens);
   bounds.group_tokens = std::max(bounds.chunk_tokens, max_row_tokens);
+  bounds.row_tokens = max_row_tokens;
   return bounds;
 }
 

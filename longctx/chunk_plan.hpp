@@ -54,6 +54,7 @@ struct ChunkBounds {
   std::int64_t tokens = 0;        ///< of a step
   std::int64_t chunk_tokens = 0;  ///< of a chunk
   std::int64_t group_tokens = 0;  ///< of a group
+  std::int64_t row_tokens = 0;    ///< of a row
 };
 ChunkBounds chunk_bounds(std::int64_t max_rows, std::int64_t max_row_tokens, std::int64_t chunk_tokens);
 

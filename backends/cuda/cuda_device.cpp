@@ -129,11 +129,11 @@ std::string CudaDevice::description() const {
 std::unique_ptr<DeviceRegion> CudaDevice::allocate(std::size_t bytes) {
   std::size_t before = used_;
   do {
-    if (bytes > memory_limit_ - std::min(memory_limit_, before + overhead)) {
+    if (bytes > memory_limit_ - std::min(memory_limit_, before + gpu_overhead_bytes)) {
       throw ResourceError(fmt::format(
           "device memory: {} wanted after {} in use and {} for context and libraries, limit {}; raise "
           "device_memory_limit or lower chunk_tokens, cutoff_len or weight_slots",
-          format_bytes(bytes), format_bytes(before), format_bytes(overhead), format_bytes(memory_limit_)));
+          format_bytes(bytes), format_bytes(before), format_bytes(gpu_overhead_bytes), format_bytes(memory_limit_)));
     }
   } while (!used_.compare_exchange_weak(before, before + bytes));
   try {

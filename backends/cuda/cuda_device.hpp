@@ -26,7 +26,7 @@ class CudaDevice final : public Device {
   std::unique_ptr<DeviceRegion> allocate(std::size_t bytes) override;
   bool uses_host_memory() const override { return false; }
   DeviceCapabilities capabilities() const override { return capabilities_; }
-  std::size_t overhead_bytes() const override { return overhead; }
+  std::size_t overhead_bytes() const override { return gpu_overhead_bytes; }
   std::size_t used_bytes() const override;
   std::unique_ptr<HostPin> pin(void* data, std::size_t bytes, bool required,
                                const std::function<void(std::size_t, std::size_t)>& progress) override;
@@ -38,10 +38,6 @@ class CudaDevice final : public Device {
   void synchronize() override;
   void poison(void* data, std::size_t bytes, StreamView stream) override;
   void set_profiled(bool profiled) noexcept override;
-
-  /// Context, library handles and code that the libraries load while they run. Measured on an H200 with
-  /// CUDA 13.0: see benches/results.
-  static constexpr std::size_t overhead = std::size_t{1} << 30;
 
  private:
   cudaDeviceProp properties_{};

@@ -8,6 +8,7 @@ namespace layerstream::cli {
 /// turns into messages and exit codes.
 void add_train(CLI::App& program);
 void add_plan(CLI::App& program);
+void add_calibrate(CLI::App& program);
 void add_export(CLI::App& program);
 void add_generate(CLI::App& program);
 void add_inspect_data(CLI::App& program);

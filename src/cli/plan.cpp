@@ -1,20 +1,65 @@
+#include <fmt/format.h>
+
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <string>
 
+#include "backends/described_device.hpp"
 #include "backends/make_device.hpp"
 #include "cli/commands.hpp"
 #include "cli/config_options.hpp"
-#include "engine/engine.hpp"
+#include "engine/machine_table.hpp"
+#include "engine/planner.hpp"
 #include "engine/trainer.hpp"
 #include "ops/runtime.hpp"
+#include "profiles/hardware/shipped_profiles.hpp"
 
 namespace layerstream::cli {
 namespace {
 
-void plan(const ConfigOptions& options) {
-  const LoadedConfig config = options.load();
-  if (options.print_if_asked(config)) return;
+struct PlanOptions {
+  ConfigOptions config;
+  bool machines = false;
+};
+
+void print_run(const RunConfig& run, const EngineShape& shape) {
+  std::cout << fmt::format("model  {} parameters, {} blocks, {} compute\n", shape.layout.num_parameters(),
+                           shape.layout.num_blocks(), name_of(shape.compute));
+  std::cout << fmt::format("step   {} rows of {} tokens, chunks of up to {}\n",
+                           run.per_device_train_batch_size * run.gradient_accumulation_steps, run.cutoff_len,
+                           shape.bounds.chunk_tokens);
+}
+
+/// With the rates of a profile: everything is decided and predicted.
+void print_plan(const ModelSpec& spec, const RunConfig& run, const Machine& machine, std::size_t data_bytes) {
+  const Plan plan = plan_placement(spec, run, machine, data_bytes);
+  print_run(run, plan.memory.shape);
+  std::cout << fmt::format("machine {}: {}\n", machine.profile.name, machine.profile.description);
+  std::cout << plan.memory.ledger.to_table() << plan.placement_yaml() << plan.summary();
+  std::cout << fmt::format(
+      "  fits: device {} of {}, host {} of {} ({})\n", format_bytes(plan.memory.ledger.total(Space::device)),
+      format_bytes(machine.device.memory_limit()), format_bytes(plan.memory.ledger.total(Space::host)),
+      format_bytes(machine.host.bytes), machine.host.bound_by);
+}
+
+/// Without rates: memory alone.
+void print_memory(const ModelSpec& spec, const RunConfig& run, Device& device, const HostBudget& host,
+                  std::size_t data_bytes) {
+  const auto [shape, ledger] = plan_run(spec, run, device, data_bytes);
+  print_run(run, shape);
+  std::cout << ledger.to_table();
+  if (device.uses_host_memory()) {
+    std::cout << fmt::format("  process peak in this build (the device is simulated in host memory): {}\n",
+                             format_bytes(ledger.total(Space::host) + ledger.total(Space::device)));
+  }
+  check_memory(ledger, host, device);
+  std::cout << fmt::format("  fits: host has {} ({})\n", format_bytes(host.bytes), host.bound_by);
+}
+
+void plan(const PlanOptions& options) {
+  const LoadedConfig config = options.config.load();
+  if (options.config.print_if_asked(config)) return;
   check_config(config);
   const HfConfigText text = model_config_of(config.run);
   const ModelSpec spec = parse_hf_config(text.text, text.path);
@@ -24,32 +69,37 @@ void plan(const ConfigOptions& options) {
   if (!config.run.train_file.empty()) {
     dataset = io::Dataset::load(io::dataset_options(config.run, spec.vocab_size));
   }
+  const std::size_t data_bytes = dataset ? dataset->bytes() : 0;
+  if (options.machines) {
+    std::cout << machine_table(spec, config.run, data_bytes) << std::flush;
+    return;
+  }
+  if (!config.run.hardware_profile.empty()) {
+    const HardwareProfile profile = find_hardware_profile(config.run.hardware_profile);
+    DescribedDevice device = described_device(profile, config.run);
+    print_plan(spec, config.run, {profile, device, described_host(profile, config.run)}, data_bytes);
+    return;
+  }
   const HostBudget host = host_budget(config.run);
   const std::unique_ptr<Device> device = make_device(config.run.device_memory_limit, host.bytes);
-  const auto [shape, ledger] = plan_run(spec, config.run, *device, dataset ? dataset->bytes() : 0);
-
-  std::cout << fmt::format("model  {} parameters, {} blocks, {} compute\n", shape.layout.num_parameters(),
-                           shape.layout.num_blocks(), name_of(shape.compute));
-  std::cout << fmt::format("step   {} rows of {} tokens, chunks of up to {}\n",
-                           config.run.per_device_train_batch_size * config.run.gradient_accumulation_steps,
-                           config.run.cutoff_len, shape.bounds.chunk_tokens);
-  std::cout << ledger.to_table();
-  if (device->uses_host_memory()) {
-    std::cout << fmt::format("  process peak in this build (the device is simulated in host memory): {}\n",
-                             format_bytes(ledger.total(Space::host) + ledger.total(Space::device)));
+  if (const std::optional<HardwareProfile> profile = profile_of_run(config.run, *device, host)) {
+    print_plan(spec, config.run, {*profile, *device, host}, data_bytes);
+  } else {
+    print_memory(spec, config.run, *device, host, data_bytes);
   }
-  check_memory(ledger, host, *device);
-  std::cout << fmt::format("  fits: host has {} ({})\n", format_bytes(host.bytes), host.bound_by);
 }
 
 }  // namespace
 
 void add_plan(CLI::App& program) {
-  CLI::App* const command = program.add_subcommand("plan",
-                                                   "Print where every byte of a run would go, without "
-                                                   "allocating it; reads the training data, needs no GPU");
-  const auto options = std::make_shared<ConfigOptions>();
-  options->add_to(*command);
+  CLI::App* const command = program.add_subcommand(
+      "plan",
+      "Print where every byte of a run would go, without allocating it, and how fast a step would be; reads "
+      "the training data, needs no GPU. With hardware_profile: on a machine that is not here");
+  const auto options = std::make_shared<PlanOptions>();
+  options->config.add_to(*command);
+  command->add_flag("--machines", options->machines,
+                    "a table instead: this run on each shipped machine, and the largest model of its widths");
   command->callback([options] { plan(*options); });
 }
 

@@ -33,12 +33,42 @@ bool is_scalar(const ConfigValue& value) {
   return value.kind == ConfigValue::Kind::scalar;
 }
 
+template <class T>
+const T& held(const T& member) {
+  return member;
+}
+/// @pre it is given
+template <class T>
+const T& held(const std::optional<T>& member) {
+  return *member;
+}
+
+/// Lets an optional key be null: "not given".
+template <class T>
+ConfigField or_null(std::optional<T> RunConfig::*member, std::string_view null_means, ConfigField field) {
+  field.allowed += fmt::format("; null for {}", null_means);
+  field.assign = [member, assign = std::move(field.assign)](RunConfig& run, const ConfigValue& value) {
+    if (value.kind != ConfigValue::Kind::null) return assign(run, value);
+    (run.*member).reset();
+    return true;
+  };
+  field.in_range = [member, in_range = std::move(field.in_range)](const RunConfig& run) {
+    return !(run.*member) || in_range(run);
+  };
+  field.show = [member, show = std::move(field.show)](const RunConfig& run) {
+    return run.*member ? show(run) : std::string("null");
+  };
+  return field;
+}
+
 struct IntRange {
   std::int64_t min;
   std::int64_t max = max_count;
 };
 
-ConfigField integer(Name name, std::int64_t RunConfig::*member, IntRange range) {
+/// Of these fields M is the type of the value, or an optional one (see or_null).
+template <class M>
+ConfigField integer(Name name, M RunConfig::*member, IntRange range) {
   ConfigField result =
       field(std::move(name), range.max == max_count ? fmt::format("integer >= {} and < 2^31", range.min)
                                                     : fmt::format("integer {} to {}", range.min, range.max));
@@ -48,9 +78,10 @@ ConfigField integer(Name name, std::int64_t RunConfig::*member, IntRange range) 
     return parsed.has_value();
   };
   result.in_range = [member, range](const RunConfig& run) {
-    return run.*member >= range.min && run.*member <= range.max;
+    const std::int64_t value = held(run.*member);
+    return value >= range.min && value <= range.max;
   };
-  result.show = [member](const RunConfig& run) { return fmt::format("{}", run.*member); };
+  result.show = [member](const RunConfig& run) { return fmt::format("{}", held(run.*member)); };
   return result;
 }
 
@@ -61,7 +92,8 @@ struct RealRange {
   bool max_included = true;
 };
 
-ConfigField real(Name name, double RunConfig::*member, RealRange range) {
+template <class M>
+ConfigField real(Name name, M RunConfig::*member, RealRange range) {
   std::string allowed = fmt::format("number {} {}", range.min_included ? ">=" : ">", range.min);
   if (range.max != infinity) {
     allowed += fmt::format(" and {} {}", range.max_included ? "<=" : "<", range.max);
@@ -73,12 +105,12 @@ ConfigField real(Name name, double RunConfig::*member, RealRange range) {
     return parsed.has_value();
   };
   result.in_range = [member, range](const RunConfig& run) {
-    const double value = run.*member;
+    const double value = held(run.*member);
     const bool above = range.min_included ? value >= range.min : value > range.min;
     const bool below = range.max_included ? value <= range.max : value < range.max;
     return above && below && value < infinity;
   };
-  result.show = [member](const RunConfig& run) { return format_real(run.*member); };
+  result.show = [member](const RunConfig& run) { return format_real(held(run.*member)); };
   return result;
 }
 
@@ -143,66 +175,15 @@ ConfigField path_list(Name name, std::vector<std::string> RunConfig::*member) {
   return result;
 }
 
-ConfigField byte_limit(Name name, std::optional<std::uint64_t> RunConfig::*member) {
-  ConfigField result = field(
-      std::move(name), "bytes >= 1 such as 24GiB, \"40 GB\" or 1073741824; null for what the machine has");
+ConfigField bytes(Name name, std::optional<std::uint64_t> RunConfig::*member) {
+  ConfigField result = field(std::move(name), "bytes >= 1 such as 24GiB, \"40 GB\" or 1073741824");
   result.assign = [member](RunConfig& run, const ConfigValue& value) {
-    if (value.kind == ConfigValue::Kind::null) {
-      (run.*member).reset();
-      return true;
-    }
     const auto parsed = is_scalar(value) ? parse_bytes(value.text) : std::nullopt;
     if (parsed) run.*member = parsed;
     return parsed.has_value();
   };
-  result.in_range = [member](const RunConfig& run) { return (run.*member).value_or(1) >= 1; };
-  result.show = [member](const RunConfig& run) {
-    return (run.*member) ? byte_size_text(*(run.*member)) : std::string("null");
-  };
-  return result;
-}
-
-ConfigField optional_fraction(Name name, std::optional<double> RunConfig::*member) {
-  ConfigField result = field(std::move(name), "number >= 0 and <= 1; null for what suits the device");
-  result.assign = [member](RunConfig& run, const ConfigValue& value) {
-    if (value.kind == ConfigValue::Kind::null) {
-      (run.*member).reset();
-      return true;
-    }
-    const auto parsed = is_scalar(value) ? parse_real(value.text) : std::nullopt;
-    if (parsed) run.*member = parsed;
-    return parsed.has_value();
-  };
-  result.in_range = [member](const RunConfig& run) {
-    const double value = (run.*member).value_or(0.0);
-    return value >= 0.0 && value <= 1.0;
-  };
-  result.show = [member](const RunConfig& run) {
-    return (run.*member) ? format_real(*(run.*member)) : std::string("null");
-  };
-  return result;
-}
-
-ConfigField optional_integer(Name name, std::optional<std::int64_t> RunConfig::*member,
-                             std::string_view null_means) {
-  ConfigField result =
-      field(std::move(name), fmt::format("integer >= 0 and < 2^31; null for {}", null_means));
-  result.assign = [member](RunConfig& run, const ConfigValue& value) {
-    if (value.kind == ConfigValue::Kind::null) {
-      (run.*member).reset();
-      return true;
-    }
-    const auto parsed = is_scalar(value) ? parse_int(value.text) : std::nullopt;
-    if (parsed) run.*member = *parsed;
-    return parsed.has_value();
-  };
-  result.in_range = [member](const RunConfig& run) {
-    const std::int64_t value = (run.*member).value_or(0);
-    return value >= 0 && value <= max_count;
-  };
-  result.show = [member](const RunConfig& run) {
-    return (run.*member) ? fmt::format("{}", *(run.*member)) : std::string("null");
-  };
+  result.in_range = [member](const RunConfig& run) { return held(run.*member) >= 1; };
+  result.show = [member](const RunConfig& run) { return byte_size_text(held(run.*member)); };
   return result;
 }
 
@@ -225,8 +206,8 @@ ConfigField numa_node(Name name, std::string RunConfig::*member) {
   return result;
 }
 
-template <class T>
-ConfigField choice(Name name, T RunConfig::*member, std::vector<std::pair<std::string_view, T>> choices) {
+template <class T, class M>
+ConfigField choice(Name name, M RunConfig::*member, std::vector<std::pair<std::string_view, T>> choices) {
   std::string allowed;
   for (const auto& [word, value] : choices) {
     allowed += fmt::format("{}{}", allowed.empty() ? "" : ", ", word);
@@ -242,13 +223,13 @@ ConfigField choice(Name name, T RunConfig::*member, std::vector<std::pair<std::s
   };
   result.in_range = [member, choices](const RunConfig& run) {
     for (const auto& [word, stored] : choices) {
-      if (run.*member == stored) return true;
+      if (held(run.*member) == stored) return true;
     }
     return false;
   };
   result.show = [member, choices](const RunConfig& run) -> std::string {
     for (const auto& [word, stored] : choices) {
-      if (run.*member == stored) return std::string(word);
+      if (held(run.*member) == stored) return std::string(word);
     }
     return "?";
   };
@@ -264,7 +245,9 @@ std::vector<ConfigField> config_schema() {
   static constexpr std::string_view training = "Training";
   static constexpr std::string_view saving = "Saving and logging";
   static constexpr std::string_view engine = "Engine";
+  static constexpr std::string_view placement = "Placement";
   static constexpr std::string_view profiling = "Profiling";
+  static constexpr std::string_view planned = "the planner's choice";
 
   ConfigField max_steps = integer({training,
                                    "max_steps",
@@ -383,53 +366,10 @@ std::vector<ConfigField> config_schema() {
                              {"coherent", BackendChoice::coherent}}),
       boolean({engine, "allow_emulation", "coherent backend on a device without coherent memory"},
               &C::allow_emulation),
-      integer({engine,
-               "weight_slots",
-               "device buffers for the weights of one block each",
-               {"slots", "num_slots"}},
-              &C::weight_slots, {.min = 1, .max = 1024}),
-      choice<LoopOrder>(
-          {engine, "loop_order",
-           "layer_major: all micro-batches go through a block before the next; "
-           "micro_batch_major: a micro-batch goes through all blocks before the next"},
-          &C::loop_order,
-          {{"layer_major", LoopOrder::layer_major}, {"micro_batch_major", LoopOrder::micro_batch_major}}),
-      choice<ActivationPolicy>({engine,
-                                "activation_policy",
-                                "what a block keeps for its backward pass; the rest is recomputed",
-                                {"gradient_checkpointing", "activation_checkpointing", "recompute"}},
-                               &C::activation_policy,
-                               {{"input", ActivationPolicy::input},
-                                {"input+attention", ActivationPolicy::input_attention},
-                                {"all", ActivationPolicy::all}}),
-      optional_integer({engine, "activation_blocks",
-                        "decoder blocks, from the last on, that activation_policy holds for; the others keep "
-                        "their input"},
-                       &C::activation_blocks, "all"),
-      choice<bool>({engine,
-                    "activation_home",
-                    "where what activation_policy keeps is kept",
-                    {"activations_on_host", "offload_activations"}},
-                   &C::activations_on_host, {{"host", true}, {"device", false}}),
       choice<OptimizerUpdate>(
           {engine, "optimizer_update", "deferred: once the norm is known; immediate: as each gradient lands"},
           &C::optimizer_update,
           {{"deferred", OptimizerUpdate::deferred}, {"immediate", OptimizerUpdate::immediate}}),
-      optional_fraction({engine,
-                         "optimizer_device_share",
-                         "part of each block whose update is the device's; the host's threads do the rest",
-                         {"optimizer_gpu_share", "twin_flow_ratio"}},
-                        &C::optimizer_device_share),
-      integer({engine,
-               "resident_blocks",
-               "blocks, from the first on, whose weights and moments stay in device memory",
-               {"num_resident_layers", "n_gpu_layers"}},
-              &C::resident_blocks, {.min = 0}),
-      choice<bool>({engine,
-                    "gradient_home",
-                    "where gradients wait that the device's share of the update needs",
-                    {"gradients_on_host", "offload_gradients"}},
-                   &C::gradients_on_host, {{"host", true}, {"device", false}}),
       choice<PinMemory>(
           {engine,
            "pin_memory",
@@ -449,16 +389,73 @@ std::vector<ConfigField> config_schema() {
       integer(
           {engine, "loss_tile_tokens", "tokens whose logits exist at once", {"loss_chunk_size", "loss_tile"}},
           &C::loss_tile_tokens, {.min = 1}),
-      byte_limit({engine, "device_memory_limit", "device memory that may be used", {"gpu_memory_limit"}},
-                 &C::device_memory_limit),
-      byte_limit({engine, "host_memory_limit", "host memory that may be used", {"cpu_memory_limit"}},
-                 &C::host_memory_limit),
+      or_null(&C::device_memory_limit, "what the machine has",
+              bytes({engine, "device_memory_limit", "device memory that may be used", {"gpu_memory_limit"}},
+                    &C::device_memory_limit)),
+      or_null(&C::host_memory_limit, "what the machine has",
+              bytes({engine, "host_memory_limit", "host memory that may be used", {"cpu_memory_limit"}},
+                    &C::host_memory_limit)),
       boolean({engine,
                "deterministic",
                "the same bits wherever things are placed; false permits kernels that do not keep this (a CPU "
                "build has none)",
                {"full_determinism"}},
               &C::deterministic),
+
+      text({placement, "hardware_profile",
+            "what the planner takes the machine to be; empty: the profile of this machine, if there is one"},
+           &C::hardware_profile, "the name of a shipped profile, or a file that layerstream calibrate wrote"),
+      or_null(&C::weight_slots, planned,
+              integer({placement,
+                       "weight_slots",
+                       "device buffers for the weights of one block each",
+                       {"slots", "num_slots"}},
+                      &C::weight_slots, {.min = 1, .max = 1024})),
+      or_null(&C::loop_order, planned,
+              choice<LoopOrder>({placement, "loop_order",
+                                 "layer_major: all micro-batches go through a block before the next; "
+                                 "micro_batch_major: a micro-batch goes through all blocks before the next"},
+                                &C::loop_order,
+                                {{"layer_major", LoopOrder::layer_major},
+                                 {"micro_batch_major", LoopOrder::micro_batch_major}})),
+      or_null(&C::activation_policy, planned,
+              choice<ActivationPolicy>({placement,
+                                        "activation_policy",
+                                        "what a block keeps for its backward pass; the rest is recomputed",
+                                        {"gradient_checkpointing", "activation_checkpointing", "recompute"}},
+                                       &C::activation_policy,
+                                       {{"input", ActivationPolicy::input},
+                                        {"input+attention", ActivationPolicy::input_attention},
+                                        {"all", ActivationPolicy::all}})),
+      or_null(&C::activation_blocks, planned,
+              integer({placement, "activation_blocks",
+                       "decoder blocks, from the last on, that activation_policy holds for; the others keep "
+                       "their input"},
+                      &C::activation_blocks, {.min = 0})),
+      or_null(&C::activations_on_host, planned,
+              choice<bool>({placement,
+                            "activation_home",
+                            "where what activation_policy keeps is kept",
+                            {"activations_on_host", "offload_activations"}},
+                           &C::activations_on_host, {{"host", true}, {"device", false}})),
+      or_null(&C::optimizer_device_share, planned,
+              real({placement,
+                    "optimizer_device_share",
+                    "part of each block whose update is the device's; the host's threads do the rest",
+                    {"optimizer_gpu_share", "twin_flow_ratio"}},
+                   &C::optimizer_device_share, {0.0, true, 1.0, true})),
+      or_null(&C::resident_blocks, planned,
+              integer({placement,
+                       "resident_blocks",
+                       "blocks, from the first on, whose weights and moments stay in device memory",
+                       {"num_resident_layers", "n_gpu_layers"}},
+                      &C::resident_blocks, {.min = 0})),
+      or_null(&C::gradients_on_host, planned,
+              choice<bool>({placement,
+                            "gradient_home",
+                            "where gradients wait that the device's share of the update needs",
+                            {"gradients_on_host", "offload_gradients"}},
+                           &C::gradients_on_host, {{"host", true}, {"device", false}})),
 
       integer(
           {profiling,

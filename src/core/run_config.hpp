@@ -64,18 +64,19 @@ struct RunConfig {
   DType compute_dtype = DType::bf16;
   BackendChoice backend = BackendChoice::automatic;
   bool allow_emulation = false;  ///< coherent backend on a device without coherent memory
-  std::int64_t weight_slots = 2;
-  LoopOrder loop_order = LoopOrder::layer_major;
-  ActivationPolicy activation_policy = ActivationPolicy::input;
-  /// Decoder blocks, counted from the last, that activation_policy holds for; none: all. The others keep
-  /// their input.
-  std::optional<std::int64_t> activation_blocks;
-  bool activations_on_host = true;  ///< key `activation_home: host | device`
   OptimizerUpdate optimizer_update = OptimizerUpdate::deferred;
-  /// Fraction of each block whose update is the device's; none: half on a GPU, nothing on a simulated device.
-  std::optional<double> optimizer_device_share;
-  std::int64_t resident_blocks = 0;  ///< the first blocks' weights and moments stay on the device
-  bool gradients_on_host = true;     ///< key `gradient_home`: where gradients of the device's share wait
+  /// Rates for the planner: a profile that is shipped, by name, or a file; empty: the one of this machine.
+  std::string hardware_profile;
+  // Placement: what is not given is the planner's choice; without rates, with_default_placement's
+  std::optional<std::int64_t> weight_slots;
+  std::optional<LoopOrder> loop_order;
+  std::optional<ActivationPolicy> activation_policy;
+  /// Decoder blocks, counted from the last, that activation_policy holds for; the others keep their input.
+  std::optional<std::int64_t> activation_blocks;
+  std::optional<bool> activations_on_host;       ///< key `activation_home: host | device`
+  std::optional<double> optimizer_device_share;  ///< fraction of each block whose update is the device's
+  std::optional<std::int64_t> resident_blocks;   ///< the first blocks' weights and moments stay on the device
+  std::optional<bool> gradients_on_host;  ///< key `gradient_home`: where gradients of the device's share wait
   PinMemory pin_memory = PinMemory::automatic;
   std::string numa = "auto";           ///< host node of the buffers: auto (the device's), off, or a number
   std::int64_t optimizer_threads = 0;  ///< 0: what the affinity mask leaves

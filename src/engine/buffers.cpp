@@ -102,7 +102,7 @@ DeviceBuffers::DeviceBuffers(const EngineShape& shape, Arena& arena) {
   const ScheduleSettings& schedule = shape.schedule;
   const DType compute = shape.compute;
   const DType accumulator = shape.accumulator();
-  const auto [tokens, chunk, group] = shape.bounds;
+  const auto [tokens, chunk, group, row] = shape.bounds;
   const std::int64_t hidden = spec.hidden_size;
 
   rope_cos = arena.tensor(accumulator, {shape.max_positions, spec.head_dim / 2}, "rope tables");
@@ -217,8 +217,9 @@ DeviceBuffers::DeviceBuffers(const EngineShape& shape, Arena& arena) {
   targets = arena.tensor(DType::i32, {tokens}, "token ids, targets, positions");
   positions = arena.tensor(DType::i32, {tokens}, "token ids, targets, positions");
 
-  std::size_t workspace_bytes = std::max(decoder_workspace(spec, chunk, group, compute, shape.deterministic),
-                                         head_workspace(spec, tile, compute));
+  std::size_t workspace_bytes =
+      std::max(decoder_workspace(spec, chunk, group, compute, shape.deterministic, row, shape.on_gpu),
+               head_workspace(spec, tile, compute));
   if (schedule.train) {
     workspace_bytes =
         std::max(workspace_bytes,
@@ -310,6 +311,9 @@ std::vector<BlockCost> block_costs(const EngineShape& shape, const ParameterStor
       cost.input_bytes_per_token = spec.hidden_size * static_cast<std::int64_t>(size_of(shape.compute));
       cost.intermediate_bytes_per_token = intermediate_bytes_per_token(shape, shape.schedule.policy(block));
       cost.attention_flops_per_pair = 4.0 * static_cast<double>(spec.query_size());
+      // The down projection's output is the next block's input, which nobody needs again.
+      cost.recomputed_flops_per_token =
+          cost.forward_flops_per_token - 2.0 * static_cast<double>(spec.hidden_size * spec.intermediate_size);
     }
     costs.push_back(cost);
   }

@@ -25,6 +25,7 @@ struct EngineShape {
   std::int64_t max_positions = 0;  ///< rows of the rope tables
   std::size_t slot_bytes = 0;      ///< of a weight slot: what the backend needs for the largest block
   bool deterministic = true;
+  bool on_gpu = false;  ///< else on the simulated device of a CPU build
   /// Keys and values of every decoder block stay, for generation; else one group's at a time.
   bool keeps_key_values = false;
 

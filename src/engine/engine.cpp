@@ -146,6 +146,7 @@ Engine::Engine(const ModelSpec& spec, const RunConfig& config, EngineMode mode, 
                                                            .optimizer = optimizer_,
                                                            .libraries = libraries_},
                                          diagnostics.poison);
+  if (mode == EngineMode::train && !device.uses_host_memory()) rehearse();
 }
 
 Engine::~Engine() = default;
@@ -168,6 +169,26 @@ ScheduleSettings Engine::schedule_settings(bool train) const {
   settings.pending_update = pending_.has_value();
   settings.load_resident = has_resident() && !resident_is_current_;
   return settings;
+}
+
+void Engine::rehearse() {
+  // One full chunk, of rows as long as it takes.
+  const std::int64_t row_tokens = std::min(shape_.bounds.row_tokens, shape_.bounds.chunk_tokens);
+  const auto count = static_cast<std::size_t>(row_tokens);
+  const TokenRow row{.input_ids = std::vector<std::int32_t>(count, 0),
+                     .targets = std::vector<std::int32_t>(count, 0),
+                     .document_starts = {0}};
+  const std::vector<TokenRow> rows(static_cast<std::size_t>(shape_.bounds.chunk_tokens / row_tokens), row);
+  const ChunkPlan chunks = make_chunk_plan(rows, shape_.bounds.chunk_tokens);
+  ScheduleSettings settings = schedule_settings(true);
+  settings.load_resident = false;
+  // Immediate updates would move parameters.
+  settings.optimizer_update = OptimizerUpdate::deferred;
+  const StreamView stream = device_.stream(Lane::compute);
+  libraries_.set_rehearsing(stream, true);
+  runner_->begin(chunks, 0.0, {});
+  executor_.run(build_schedule(settings, chunks, costs_), *runner_, nullptr);
+  libraries_.set_rehearsing(stream, false);
 }
 
 void Engine::run(Schedule schedule) {

@@ -104,6 +104,9 @@ class Engine {
 
  private:
   void run(Schedule schedule);
+  /// A step that leaves nothing behind, on a device whose kernels gain from being tried out: plans are made,
+  /// and matrix products find the fastest algorithm. @pre nothing is loaded yet
+  void rehearse();
   void expect_intact() const;
   void poison_buffers();
   ScheduleSettings schedule_settings(bool train) const;

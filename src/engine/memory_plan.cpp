@@ -1,6 +1,7 @@
 #include "engine/memory_plan.hpp"
 
 #include <algorithm>
+#include <limits>
 
 #include "core/host_memory.hpp"
 #include "core/process_memory.hpp"
@@ -39,8 +40,26 @@ DeviceUpdate make_device_update(const ModelLayout& layout, double fraction, bool
 
 }  // namespace
 
-EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& config, EngineMode mode,
+RunConfig with_default_placement(RunConfig config, const Device& device) {
+  const auto set_default = [](auto& key, auto value) {
+    if (!key) key = value;
+  };
+  set_default(config.weight_slots, 2);
+  set_default(config.loop_order, LoopOrder::layer_major);
+  set_default(config.activation_policy, ActivationPolicy::input);
+  set_default(config.activation_blocks, std::numeric_limits<std::int32_t>::max());
+  set_default(config.activations_on_host, true);
+  // A simulated device's optimizer would run on the host's threads as well.
+  const bool hosts_alone = config.optimizer_update == OptimizerUpdate::immediate || device.uses_host_memory();
+  set_default(config.optimizer_device_share, hosts_alone ? 0.0 : 0.5);
+  set_default(config.resident_blocks, 0);
+  set_default(config.gradients_on_host, true);
+  return config;
+}
+
+EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& given, EngineMode mode,
                               const Device& device) {
+  const RunConfig config = with_default_placement(given, device);
   const bool train = mode == EngineMode::train;
   EngineShape shape;
   shape.spec = spec;
@@ -53,6 +72,7 @@ EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& config, En
   shape.max_positions = config.cutoff_len;
   shape.keeps_key_values = !train;
   shape.deterministic = config.deterministic;
+  shape.on_gpu = !device.uses_host_memory();
 
   ScheduleSettings& schedule = shape.schedule;
   schedule.num_blocks = shape.layout.num_blocks();
@@ -60,27 +80,26 @@ EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& config, En
   schedule.train = train;
   schedule.logits_only = !train;
   if (train) {
-    schedule.loop_order = config.loop_order;
-    schedule.activation_policy = config.activation_policy;
-    schedule.activation_blocks = static_cast<int>(
-        std::min<std::int64_t>(config.activation_blocks.value_or(schedule.num_blocks), schedule.num_blocks));
-    schedule.activations_on_host = config.activations_on_host;
+    const auto at_most_all = [&](std::int64_t blocks) {
+      return static_cast<int>(std::min<std::int64_t>(blocks, schedule.num_blocks));
+    };
+    schedule.loop_order = *config.loop_order;
+    schedule.activation_policy = *config.activation_policy;
+    schedule.activation_blocks = at_most_all(*config.activation_blocks);
+    schedule.activations_on_host = *config.activations_on_host;
     schedule.optimizer_update = config.optimizer_update;
-    // A simulated device's optimizer would run on the host's threads as well.
-    const bool immediate = config.optimizer_update == OptimizerUpdate::immediate;
-    const double share =
-        config.optimizer_device_share.value_or(immediate || device.uses_host_memory() ? 0.0 : 0.5);
-    if (immediate && (share > 0.0 || config.resident_blocks > 0)) {
+    const double share = *config.optimizer_device_share;
+    if (config.optimizer_update == OptimizerUpdate::immediate &&
+        (share > 0.0 || *config.resident_blocks > 0)) {
       throw ConfigError(
           "optimizer_device_share, resident_blocks: immediate updates are the host's alone, since they may have to stop in the middle; "
           "set both to 0, or optimizer_update: deferred");
     }
-    schedule.device_update = make_device_update(
-        shape.layout, share, !config.gradients_on_host,
-        static_cast<int>(std::min<std::int64_t>(config.resident_blocks, schedule.num_blocks)));
+    schedule.device_update = make_device_update(shape.layout, share, !*config.gradients_on_host,
+                                                at_most_all(*config.resident_blocks));
   }
   schedule.weight_slots =
-      static_cast<int>(std::min<std::int64_t>(config.weight_slots, schedule.num_streamed_blocks()));
+      static_cast<int>(std::min<std::int64_t>(*config.weight_slots, schedule.num_streamed_blocks()));
   int through_ring = 0;  // gradients that leave their buffer
   for (int block = 0; block < schedule.num_blocks; ++block) {
     if (!schedule.has_own_gradient_buffer(block)) ++through_ring;
@@ -136,7 +155,7 @@ HostBudget host_budget(const RunConfig& config) {
   return {memory.available + ProcessMemory::now().resident, memory.bound_by};
 }
 
-void check_memory(const Ledger& ledger, const HostBudget& host, const Device& device) {
+std::string shortfall(const Ledger& ledger, const HostBudget& host, const Device& device) {
   const std::size_t device_need = ledger.total(Space::device);
   const std::size_t host_need = ledger.total(Space::host) + (device.uses_host_memory() ? device_need : 0);
   std::string problems;
@@ -150,6 +169,11 @@ void check_memory(const Ledger& ledger, const HostBudget& host, const Device& de
                             device.uses_host_memory() ? " (simulated device included)" : "",
                             format_bytes(host.bytes), host.bound_by);
   }
+  return problems;
+}
+
+void check_memory(const Ledger& ledger, const HostBudget& host, const Device& device) {
+  const std::string problems = shortfall(ledger, host, device);
   if (problems.empty()) return;
   throw ResourceError(fmt::format(
       "{}{}  lower chunk_tokens, cutoff_len, per_device_train_batch_size or weight_slots, choose "

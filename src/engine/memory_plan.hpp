@@ -18,8 +18,12 @@ enum class EngineMode : std::uint8_t {
   generate,  ///< weights and keys and values of all layers
 };
 
+/// Sets the placement keys that are not given: what needs little memory of the device, and no rates to be
+/// chosen.
+RunConfig with_default_placement(RunConfig config, const Device& device);
+
 /// The size of everything that an engine of this model, run and mode needs. Nothing is allocated.
-/// @param device what suits it is taken where the configuration leaves a choice.
+/// @param config placement keys that are not given are the default ones.
 /// Throws ConfigError for combinations that cannot work.
 EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& config, EngineMode mode,
                               const Device& device);
@@ -47,6 +51,9 @@ struct HostBudget {
   std::string bound_by;  ///< the file or key that says so
 };
 HostBudget host_budget(const RunConfig& config);
+
+/// What is missing of device and host memory: a line each with need and have; empty if all fits.
+std::string shortfall(const Ledger& ledger, const HostBudget& host, const Device& device);
 
 /// Refuses a run that cannot fit, before anything is allocated: need and have per component.
 /// Throws ResourceError.

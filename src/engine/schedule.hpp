@@ -29,7 +29,7 @@ enum class OperationKind : std::uint8_t {
   logits,              ///< head: logits of the chunk's last token
   load_input,          ///< host → device
   load_intermediates,  ///< host → device
-  clear_gradient,      ///< a block's device gradient buffer to zero
+  clear_gradient,      ///< a block's device gradient buffer to zero, but for the matrices of its products
   load_gradient,       ///< gradient emitted earlier in this step, host → device, to be added to
   rebuild_key_value,   ///< keys and values of a chunk of a long row, again
   backward,            ///< a block's backward pass over a chunk
@@ -51,8 +51,9 @@ struct Operation {
   int weight_slot = -1;  ///< the slot that holds or receives the block's weights; −1: they live on the device
   int gradient_slot = -1;  ///< the ring buffer of the block's gradient; −1: a buffer of its own
   int intermediate_slot =
-      -1;                  ///< the ring buffer of saved intermediates; −1: scratch, or a home of their own
-  std::int64_t bytes = 0;  ///< moved over the link or through host memory
+      -1;  ///< the ring buffer of saved intermediates; −1: scratch, or a home of their own
+  bool starts_gradient = false;  ///< the first to add to gradients of matrices, which it writes instead
+  std::int64_t bytes = 0;        ///< moved over the link or through host memory
   double flops = 0.0;
   double attention_flops = 0.0;   ///< of `flops`, outside GEMMs
   std::vector<int> dependencies;  ///< earlier operations of other lanes, ascending
@@ -161,7 +162,8 @@ struct BlockCost {
   std::int64_t update_bytes = 0;
   std::int64_t input_bytes_per_token = 0;
   std::int64_t intermediate_bytes_per_token = 0;
-  double forward_flops_per_token = 0.0;   ///< GEMMs; the backward pass is twice this
+  double forward_flops_per_token = 0.0;     ///< GEMMs; the backward pass is twice this
+  double recomputed_flops_per_token = 0.0;  ///< and this, where projections are not saved
   double attention_flops_per_pair = 0.0;  ///< forward, per query and visible key; backward is 2.5 times this
 };
 

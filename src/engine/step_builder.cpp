@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "core/error.hpp"
 
@@ -39,7 +40,8 @@ StepBuilder::StepBuilder(const ScheduleSettings& settings, const ChunkPlan& chun
       head_(settings.num_blocks - 1),
       updates_(settings, costs, tracker_),
       slot_of_block_(static_cast<std::size_t>(settings.num_blocks), -1),
-      gradient_slots_(static_cast<std::size_t>(settings.num_blocks), -1) {
+      gradient_slots_(static_cast<std::size_t>(settings.num_blocks), -1),
+      gradient_started_(static_cast<std::size_t>(settings.num_blocks), false) {
   LAYERSTREAM_EXPECT(
       settings.num_blocks >= 3 && costs.size() == static_cast<std::size_t>(settings.num_blocks),
       "{} blocks, {} costs", settings.num_blocks, costs.size());
@@ -215,14 +217,13 @@ void StepBuilder::load_input(int block, int chunk) {
 
 // --- passes ---
 
-/// @param gemms, attention how often the forward pass's are done
-void StepBuilder::add_flops(Operation& operation, double gemms, double attention) const {
+/// @param gemms_per_token FLOPs @param attention how often that of the forward pass is done
+void StepBuilder::add_flops(Operation& operation, double gemms_per_token, double attention) const {
   const BlockCost& own = cost(operation.block);
   const Chunk& chunk = chunks_.chunks[static_cast<std::size_t>(operation.chunk)];
   operation.attention_flops =
       attention * own.attention_flops_per_pair * static_cast<double>(num_pairs(chunk));
-  operation.flops =
-      gemms * own.forward_flops_per_token * static_cast<double>(chunk.num_tokens) + operation.attention_flops;
+  operation.flops = gemms_per_token * static_cast<double>(chunk.num_tokens) + operation.attention_flops;
 }
 
 void StepBuilder::forward(int block, Groups groups) {
@@ -243,7 +244,7 @@ void StepBuilder::forward(int block, Groups groups) {
                         .weight_slot = slot_of(block),
                         .intermediate_slot = slot,
                         .dependencies = {}};
-    add_flops(operation, 1.0, 1.0);
+    add_flops(operation, cost(block).forward_flops_per_token, 1.0);
     tracker_.append(std::move(operation), reads, writes);
     save_input(block + 1, chunk);
     if (slot >= 0 && settings_.train) {
@@ -270,7 +271,7 @@ void StepBuilder::head_forward(Groups groups) {
                         .chunk = chunk,
                         .weight_slot = slot_of(head_),
                         .dependencies = {}};
-    add_flops(operation, 1.0, 0.0);
+    add_flops(operation, cost(head_).forward_flops_per_token, 0.0);
     tracker_.append(std::move(operation), with_weights(head_, {input(head_, chunk)}), {{Kind::loss}});
   });
   end_visit();
@@ -289,8 +290,9 @@ void StepBuilder::head_step(Groups groups) {
                         .chunk = chunk,
                         .weight_slot = slot_of(head_),
                         .gradient_slot = gradient_slot(head_),
+                        .starts_gradient = starts_gradient(head_),
                         .dependencies = {}};
-    add_flops(operation, 3.0, 0.0);
+    add_flops(operation, 3.0 * cost(head_).forward_flops_per_token, 0.0);
     std::vector<Resource> writes = head_gradients();
     writes.push_back({Kind::loss});
     writes.push_back({Kind::residual_gradient, 0, chunk});
@@ -348,10 +350,12 @@ void StepBuilder::backward_chunk(int block, int chunk) {
                       .weight_slot = slot_of(block),
                       .gradient_slot = gradient_slot(block),
                       .intermediate_slot = slot,
+                      .starts_gradient = starts_gradient(block),
                       .dependencies = {}};
   // Twice the forward GEMMs and 2.5 times its attention, and what the policy computes again.
   const ActivationPolicy policy = settings_.policy(block);
-  add_flops(operation, policy == ActivationPolicy::all ? 2.0 : 3.0,
+  const double again = policy == ActivationPolicy::all ? 0.0 : cost(block).recomputed_flops_per_token;
+  add_flops(operation, 2.0 * cost(block).forward_flops_per_token + again,
             policy == ActivationPolicy::input ? 3.5 : 2.5);
   tracker_.append(std::move(operation), with_weights(block, {input(block, chunk), {Kind::group_key_value}}),
                   writes);
@@ -391,6 +395,13 @@ std::vector<Resource> StepBuilder::head_gradients() const {
 void StepBuilder::take_gradient_slot(int block) {
   if (settings_.has_own_gradient_buffer(block)) return;
   gradient_slots_[static_cast<std::size_t>(block)] = gradient_uses_++ % settings_.gradient_slots;
+}
+
+bool StepBuilder::starts_gradient(int block) {
+  const auto index = static_cast<std::size_t>(block);
+  const bool starts = !gradient_started_[index];
+  gradient_started_[index] = true;
+  return starts;
 }
 
 void StepBuilder::clear_gradient(int block) {

@@ -68,6 +68,8 @@ class StepBuilder {
     return groups.data() + groups.size() == chunks_.groups.data() + chunks_.groups.size();
   }
   void take_gradient_slot(int block);
+  /// True at the first call of a step for the block.
+  bool starts_gradient(int block);
   void clear_gradient(int block);
   void load_gradient(int block);
   void finish_gradient(int block);
@@ -80,7 +82,7 @@ class StepBuilder {
   // --- costs ---
   const BlockCost& cost(int block) const { return costs_[static_cast<std::size_t>(block)]; }
   std::int64_t tokens(int chunk) const { return chunks_.chunks[static_cast<std::size_t>(chunk)].num_tokens; }
-  void add_flops(Operation& operation, double gemms, double attention) const;
+  void add_flops(Operation& operation, double gemms_per_token, double attention) const;
   std::int64_t fetch_bytes(int block) const;
 
   int slot_of(int block) const { return slot_of_block_[static_cast<std::size_t>(block)]; }
@@ -96,7 +98,8 @@ class StepBuilder {
   std::size_t visit_ = 0;
   std::deque<int> free_slots_;
   std::vector<int> slot_of_block_;
-  std::vector<int> gradient_slots_;  ///< by block; −1: a buffer of its own
+  std::vector<int> gradient_slots_;     ///< by block; −1: a buffer of its own
+  std::vector<bool> gradient_started_;  ///< by block
   int intermediate_uses_ = 0;
   int gradient_uses_ = 0;
 };

@@ -381,9 +381,10 @@ void StepRunner::loss_and_gradient(const Operation& operation, StreamView stream
   const HeadGradients gradients{.norm = gradient_of(operation, own.num_matrix_elements, spec.hidden_size),
                                 .matrix = matrix.reshape({spec.vocab_size, spec.hidden_size})};
   const TensorView dx = parts_.device_buffers.residual_gradient.rows(chunk.first_token, chunk.num_tokens);
-  head_loss_and_gradient(context(stream), head_pass(operation, weights),
-                         1.0 / static_cast<double>(chunks_->num_targets), dx, gradients,
-                         parts_.device_buffers.nll_sum);
+  HeadPass pass = head_pass(operation, weights);
+  pass.overwrites_matrix_gradient = operation.starts_gradient;
+  head_loss_and_gradient(context(stream), pass, 1.0 / static_cast<double>(chunks_->num_targets), dx,
+                         gradients, parts_.device_buffers.nll_sum);
 }
 
 void StepRunner::logits(const Operation& operation, StreamView stream) {
@@ -403,9 +404,6 @@ void StepRunner::rebuild_key_value(const Operation& operation, StreamView stream
   ready.projections = ready.projections && !parts_.shape.schedule.activations_on_host;
   const DecoderPass pass = pass_of(operation, weights, intermediates_of(operation, chunk));
   decoder_rebuild_key_value(context(stream), pass, ready);
-  // The chunk's rows of the group's gradients; by the last chunk's rebuild, all of them are zero.
-  ops::fill_zero(context(stream), pass.group.dkey.rows(chunk.offset_in_group, chunk.num_tokens));
-  ops::fill_zero(context(stream), pass.group.dvalue.rows(chunk.offset_in_group, chunk.num_tokens));
 }
 
 void StepRunner::backward(const Operation& operation, StreamView stream) {
@@ -424,8 +422,12 @@ void StepRunner::backward(const Operation& operation, StreamView stream) {
   const DecoderWeights weights = decoder_weights(operation.block);
   const DecoderGradients gradients =
       bind_decoder_gradients(parts_.shape.spec, layout_of(operation.block), gradient.data(), DType::f32);
-  decoder_backward(context(stream), pass_of(operation, weights, intermediates_of(operation, chunk)),
-                   saved_of(operation.block), dy_dx, gradients);
+  DecoderPass pass = pass_of(operation, weights, intermediates_of(operation, chunk));
+  const ChunkGroup& group = chunks_->groups[static_cast<std::size_t>(chunk.group)];
+  // The group's last chunk comes first, and sees all of its keys.
+  pass.overwrites_matrix_gradients = operation.starts_gradient;
+  pass.overwrites_key_gradients = chunk.offset_in_group + chunk.num_tokens == group.num_tokens;
+  decoder_backward(context(stream), pass, saved_of(operation.block), dy_dx, gradients);
 }
 
 // --- activations ---
@@ -459,7 +461,28 @@ void StepRunner::move_intermediates(const Operation& operation, StreamView strea
 // --- gradients and optimizer ---
 
 void StepRunner::clear_gradient(const Operation& operation, StreamView stream) {
-  ops::fill_zero(context(stream), gradient_of(operation, 0, parts_.shape.gradient_elements(operation.block)));
+  // The first products write the gradients of matrices. What is between them and the rest is only added to,
+  // and so are the rows of an embedding that no head multiplies with.
+  const ModelLayout& layout = parts_.shape.layout;
+  std::int64_t cleared = 0;  // up to here, or about to be written
+  const auto clear_until = [&](std::int64_t end) {
+    if (end > cleared) ops::fill_zero(context(stream), gradient_of(operation, cleared, end - cleared));
+    cleared = end;
+  };
+  const auto clear_slab = [&](const BlockLayout& slab, bool has_products) {
+    const std::int64_t slab_begin = cleared;
+    for (const Parameter& parameter : slab.parameters) {
+      if (!has_products || !parameter.is_matrix) continue;
+      clear_until(slab_begin + parameter.offset);
+      cleared += parameter.numel();
+    }
+    clear_until(slab_begin + slab.num_elements);
+  };
+  const BlockLayout& own = layout_of(operation.block);
+  clear_slab(own, operation.block != layout.embedding() || layout.head_uses_embedding);
+  if (parts_.shape.gradient_elements(operation.block) > own.num_elements) {
+    clear_slab(layout_of(layout.embedding()), true);
+  }
 }
 
 void StepRunner::load_gradient(const Operation& operation, StreamView stream) {

@@ -8,6 +8,7 @@
 #include "core/affinity.hpp"
 #include "core/progress.hpp"
 #include "engine/alarms.hpp"
+#include "engine/planner.hpp"
 
 namespace layerstream {
 namespace {
@@ -67,11 +68,14 @@ Trainer::Trainer(const LoadedConfig& config, Device& device, const StopRequest& 
   spec_ = parse_hf_config(model_config_.text, model_config_.path);
   const WeightSource source = open_weights();
   // What the engine alone needs is known before minutes go into reading data.
-  check_memory(plan_run(spec_, run, device_, 0).ledger, host_budget(run), device_);
+  place(0);
   read_data();
   plan_steps();
   if (source.checkpoint) adopt_state(*source.checkpoint);
-  check_memory(plan_run(spec_, run, device_, dataset_->bytes()).ledger, host_budget(run), device_);
+  if (!shortfall(plan_run(spec_, placed_, device_, dataset_->bytes()).ledger, host_budget(run), device_)
+           .empty()) {
+    place(dataset_->bytes());
+  }
   check_disk_space();
 
   monitor_ = std::make_unique<StepMonitor>(
@@ -84,7 +88,7 @@ Trainer::Trainer(const LoadedConfig& config, Device& device, const StopRequest& 
     EngineDiagnostics watched = diagnostics;
     watched.observer = &monitor_->observer();
     engine_ = std::make_unique<Engine>(
-        spec_, run, EngineMode::train, device_, watched, [&](std::size_t done, std::size_t total) {
+        spec_, placed_, EngineMode::train, device_, watched, [&](std::size_t done, std::size_t total) {
           stop_.throw_if_requested(phase);
           heartbeat.set_done(static_cast<double>(done), static_cast<double>(total));
         });
@@ -118,6 +122,28 @@ Trainer::WeightSource Trainer::open_weights() const {
     check_weights(*source.model, make_layout(spec_));
   }
   return source;
+}
+
+/// Throws ResourceError if the run does not fit.
+void Trainer::place(std::size_t data_bytes) {
+  const RunConfig& run = config_.run;
+  const HostBudget host = host_budget(run);
+  if (const std::optional<HardwareProfile> profile = profile_of_run(run, device_, host)) {
+    const Plan plan =
+        plan_placement(spec_, run, {.profile = *profile, .device = device_, .host = host}, data_bytes);
+    log_.info("plan: {} placements simulated with the rates of {}", plan.num_candidates, profile->name);
+    log_lines("plan", plan.placement_yaml());
+    log_lines("plan", plan.summary());
+    placed_ = plan.config;
+    return;
+  }
+  if (!device_.uses_host_memory()) {
+    log_.info(
+        "plan: no hardware profile of this device, so placement keys that are not given have their defaults; "
+        "`layerstream calibrate` measures one for hardware_profile");
+  }
+  placed_ = with_default_placement(run, device_);
+  check_memory(plan_run(spec_, placed_, device_, data_bytes).ledger, host, device_);
 }
 
 void Trainer::read_data() {

@@ -61,6 +61,7 @@ class Trainer {
   };
 
   WeightSource open_weights() const;
+  void place(std::size_t data_bytes);
   void read_data();
   void plan_steps();
   void check_output_directory() const;
@@ -82,6 +83,7 @@ class Trainer {
   void log_lines(std::string_view subject, std::string_view text) const;
 
   LoadedConfig config_;
+  RunConfig placed_;  ///< the configuration with the placement that the run has
   Device& device_;
   const StopRequest& stop_;
   Log log_;

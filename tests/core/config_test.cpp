@@ -103,7 +103,7 @@ host_memory_limit: 40 GB
   EXPECT_EQ(run.compute_dtype, DType::f32);
   EXPECT_EQ(run.backend, BackendChoice::coherent);
   EXPECT_EQ(run.activation_policy, ActivationPolicy::input_attention);
-  EXPECT_FALSE(run.activations_on_host);
+  EXPECT_EQ(run.activations_on_host, false);
   EXPECT_EQ(run.optimizer_update, OptimizerUpdate::immediate);
   EXPECT_EQ(run.device_memory_limit, 24ull << 30);
   EXPECT_EQ(run.host_memory_limit, 40'000'000'000u);

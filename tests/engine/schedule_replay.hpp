@@ -197,6 +197,8 @@ class StepReplay {
   void add_gradient(const Operation& operation) {
     GradientContent& content = gradient_of(operation);
     expect(!content.normed, "the gradient was finished");
+    expect(operation.starts_gradient == (operation.block > 0 && content.chunks.empty()),
+           "the first product writes, the others add");
     expect(content.chunks.insert(operation.chunk).second, "the chunk's gradient was added before");
   }
 

@@ -246,11 +246,12 @@ TEST(ModelFlops, AreSixPerWeightAndTokenAndThreeTimesAttention) {
       const StepReport report = make_step_report(run.engine.schedule(), run.times.read());
       EXPECT_DOUBLE_EQ(report.model_flops, 6.0 * matrices * tokens + 3.0 * attention);
       EXPECT_DOUBLE_EQ(report.model_flops, model_flops(run.engine.schedule()));
-      // Recomputation is the layers' forward pass once more; FlashAttention's backward pass always computes
-      // the scores again, half of a forward pass.
+      // Recomputation is the layers' forward pass once more but for the down projection; FlashAttention's
+      // backward pass always computes the scores again, half of a forward pass.
+      const std::int64_t again_per_layer = layer - h * spec.intermediate_size;
       const double again =
           policy == ActivationPolicy::input
-              ? 2.0 * tokens * static_cast<double>(spec.num_hidden_layers * layer) + 1.5 * attention
+              ? 2.0 * tokens * static_cast<double>(spec.num_hidden_layers * again_per_layer) + 1.5 * attention
               : 0.5 * attention;
       EXPECT_NEAR(report.device_flops, report.model_flops + again, 1e-9 * report.model_flops);
     }

@@ -1,0 +1,375 @@
+#include "engine/operation_costs.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.hpp"
+
+namespace layerstream {
+
+namespace {
+
+using Resource = MachineResource;
+
+/// Rates of memory-bound kernels as fractions of a copy, measured on an H200 at the sizes of Qwen2.5-7B
+/// (benches/results/2026-11-29-kernels-h200.md). They depend on kernels more than on cards.
+namespace efficiency {
+constexpr double add = 0.91, add_bias = 0.84, swiglu_forward = 0.91, swiglu_backward = 0.96;
+constexpr double norm_forward = 0.68, norm_backward = 0.46, norm_backward_residual = 0.58;
+constexpr double query_forward = 0.55, query_backward = 0.32, query_backward_norm = 0.25;
+constexpr double key_value_forward = 0.33, key_value_backward = 0.26, key_value_backward_norm = 0.22;
+constexpr double embedding_forward = 0.80, embedding_backward = 0.46;
+constexpr double cross_entropy = 0.96, loss_only = 0.88, whole = 1.0;
+}  // namespace efficiency
+
+double value(const Rate& rate) {
+  return rate.value;
+}
+
+}  // namespace
+
+/// Kernels that run one after another on one stream.
+struct OperationCosts::KernelWork {
+  double gemm_flops = 0.0, gemm_tokens = 1.0;
+  double attention_forward_flops = 0.0, attention_backward_flops = 0.0, row_tokens = 1.0;
+  double bytes = 0.0;       ///< of device memory by memory-bound kernels
+  double copy_bytes = 0.0;  ///< what a copy would move in the time that they take
+  int launches = 0;
+
+  void move(double count, double part_of_copy) {
+    bytes += count;
+    copy_bytes += count / part_of_copy;
+    ++launches;
+  }
+};
+
+OperationCosts::OperationCosts(const HardwareProfile& profile, const EngineShape& shape,
+                               const ChunkPlan& chunks, double busy_fraction)
+    : profile_(profile),
+      shape_(shape),
+      chunks_(chunks),
+      speed_up_(1.0 + (value(profile.device.cool_ratio) - 1.0) * (1.0 - std::clamp(busy_fraction, 0.0, 1.0))),
+      host_bytes_per_second_(profile.host_memory_bytes_per_second()) {
+  // Beside the optimizer, copies keep another part of their speed than it does of its own: memory controllers
+  // serve the link first. The weight reproduces the two rates that the profile has of both at once.
+  const auto& host = profile.host;
+  const double copies_keep =
+      value(host.copies_beside_adamw_bytes_per_second) /
+      (value(profile.link.to_device_bytes_per_second) + value(profile.link.to_host_bytes_per_second));
+  const double optimizer_keeps =
+      value(host.adamw_beside_copies_parameters_per_second) / value(host.adamw_parameters_per_second);
+  copy_weight_ = std::clamp(copies_keep / optimizer_keeps, 0.1, 10.0);
+}
+
+std::vector<OperationCost> OperationCosts::of(const Schedule& schedule) const {
+  std::vector<OperationCost> costs;
+  costs.reserve(schedule.operations.size());
+  for (const Operation& operation : schedule.operations) costs.push_back(of(operation));
+  return costs;
+}
+
+OperationCost OperationCosts::of(const Operation& operation) const {
+  OperationCost cost;
+  switch (operation.kind) {
+    case OperationKind::update:
+      cost = host_update(operation);
+      break;
+    case OperationKind::update_on_device:
+      cost = device_update(operation);
+      break;
+    case OperationKind::fetch_weights:  // matrices, two halves of vectors
+      cost = copy(operation, true, 3);
+      break;
+    case OperationKind::load_state:  // two halves, two moments
+      cost = copy(operation, true, 4);
+      break;
+    case OperationKind::store_state:
+      cost = copy(operation, false, 4);
+      break;
+    case OperationKind::load_input:
+    case OperationKind::load_gradient:
+      cost = copy(operation, true, 1);
+      break;
+    case OperationKind::save_input:
+      cost = copy(operation, false, 1);
+      break;
+    case OperationKind::load_intermediates:  // DecoderIntermediates
+      cost = copy(operation, true, 6);
+      break;
+    case OperationKind::save_intermediates:
+      cost = copy(operation, false, 6);
+      break;
+    case OperationKind::emit_gradient:  // gradient, its norm's partial sum
+      cost = copy(operation, false, 2);
+      break;
+    case OperationKind::forward:
+      cost = kernels(forward(operation));
+      break;
+    case OperationKind::loss:
+    case OperationKind::loss_and_gradient:
+    case OperationKind::logits:
+      cost = kernels(head(operation));
+      break;
+    case OperationKind::rebuild_key_value:
+      cost = kernels(rebuild(operation));
+      break;
+    case OperationKind::backward:
+      cost = kernels(backward(operation));
+      break;
+    case OperationKind::clear_gradient:
+      // Matrices are not cleared but for the embedding's.
+      if (operation.block == 0) cost = kernels(gradient_pass(operation));
+      break;
+    case OperationKind::gradient_norm:
+      cost = kernels(gradient_pass(operation));
+      break;
+    case OperationKind::keep_gradient: {  // read and written on the device
+      KernelWork work;
+      if (operation.bytes > 0) work.move(2.0 * static_cast<double>(operation.bytes), efficiency::whole);
+      cost = kernels(work);
+      break;
+    }
+    case OperationKind::release_weights:
+    case OperationKind::verdict:
+      break;
+  }
+  // Lanes of kernels wait on their streams, the others with their threads (see Executor).
+  const bool waits_on_stream = operation.lane == Lane::compute || operation.lane == Lane::update;
+  cost.wake_seconds =
+      waits_on_stream ? value(profile_.device.kernel_seconds) : value(profile_.host.handover_seconds);
+  return cost;
+}
+
+// --- the optimizer and copies ---
+
+OperationCost OperationCosts::host_update(const Operation& operation) const {
+  OperationCost cost;
+  const auto bytes = static_cast<double>(operation.bytes);
+  const double bytes_per_second =
+      adamw_bytes_per_parameter * value(profile_.host.adamw_parameters_per_second);
+  cost.seconds = bytes / bytes_per_second;
+  cost.of(Resource::host_memory) = bytes_per_second / host_bytes_per_second_;
+  cost.of(Resource::host_cores) = 1.0;
+  return cost;
+}
+
+OperationCost OperationCosts::device_update(const Operation& operation) const {
+  OperationCost cost;
+  cost.seconds = value(profile_.device.kernel_seconds) +
+                 static_cast<double>(operation.bytes) /
+                     (adamw_bytes_per_parameter * value(profile_.device.adamw_parameters_per_second));
+  // It fills the device: kernels of matrix products leave no registers for blocks of another one beside them.
+  // Its stream has the higher priority, so that it takes most of the device while it runs.
+  cost.weight = 8.0;
+  cost.of(Resource::compute) = 1.0;
+  cost.of(Resource::device_memory) =
+      std::min(1.0, static_cast<double>(operation.bytes) /
+                        (value(profile_.device.copy_bytes_per_second) * cost.seconds));
+  if (profile_.device.simulated) {
+    cost.of(Resource::host_cores) = 1.0;
+    cost.of(Resource::host_memory) =
+        std::min(1.0, static_cast<double>(operation.bytes) / (host_bytes_per_second_ * cost.seconds));
+  }
+  return cost;
+}
+
+OperationCost OperationCosts::copy(const Operation& operation, bool to_device, int num_copies) const {
+  OperationCost cost;
+  const auto bytes = static_cast<double>(operation.bytes);
+  if (bytes == 0.0 && operation.kind != OperationKind::emit_gradient) return cost;
+  const auto& link = profile_.link;
+  const double rate = value(to_device ? link.to_device_bytes_per_second : link.to_host_bytes_per_second);
+  cost.seconds = num_copies * value(link.copy_seconds) + bytes / rate;
+  const auto part_of = [&](double capacity) { return std::min(1.0, bytes / (capacity * cost.seconds)); };
+  cost.of(to_device ? Resource::link_in : Resource::link_out) = part_of(rate);
+  cost.of(Resource::link_duplex) = part_of(std::max(rate, value(link.duplex_bytes_per_second)));
+  cost.of(Resource::host_memory) = part_of(host_bytes_per_second_);
+  cost.of(Resource::device_memory) = part_of(value(profile_.device.copy_bytes_per_second));
+  cost.weight = copy_weight_;
+  if (profile_.device.simulated) {  // a thread reads and writes host memory
+    cost.of(Resource::host_memory) = std::min(1.0, 2.0 * cost.of(Resource::host_memory));
+    cost.of(Resource::host_cores) = 1.0 / value(profile_.host.cores);
+  }
+  return cost;
+}
+
+// --- kernels ---
+
+double OperationCosts::tokens(const Operation& operation) const {
+  return static_cast<double>(chunks_.chunks[static_cast<std::size_t>(operation.chunk)].num_tokens);
+}
+
+/// Length of the whole row whose queries see as many keys on average: (L + 1) / 2.
+double OperationCosts::row_tokens(const Operation& operation) const {
+  double queries = 0.0;
+  double pairs = 0.0;
+  for (const auto& segment : chunks_.chunks[static_cast<std::size_t>(operation.chunk)].segments) {
+    const auto q = static_cast<double>(segment.num_queries);
+    queries += q;
+    pairs += q * static_cast<double>(segment.num_keys) - q * (q - 1.0) / 2.0;
+  }
+  return queries > 0.0 ? std::max(1.0, 2.0 * pairs / queries - 1.0) : 1.0;
+}
+
+OperationCost OperationCosts::kernels(const KernelWork& work) const {
+  const auto& device = profile_.device;
+  const bool f32 = shape_.compute != DType::bf16;
+  const auto seconds = [](double flops, double rate) { return flops > 0.0 ? flops / rate : 0.0; };
+  OperationCost cost;
+  cost.seconds =
+      seconds(work.gemm_flops, speed_up_ * (f32 ? value(device.f32_gemm_flops_per_second)
+                                                : device.bf16_gemm_flops_per_second.at(work.gemm_tokens))) +
+      seconds(work.attention_forward_flops,
+              speed_up_ * (f32 ? value(device.f32_attention_flops_per_second)
+                               : device.attention_forward_flops_per_second.at(work.row_tokens))) +
+      seconds(work.attention_backward_flops,
+              speed_up_ * (f32 ? value(device.f32_attention_flops_per_second)
+                               : device.attention_backward_flops_per_second.at(work.row_tokens))) +
+      work.copy_bytes / value(device.copy_bytes_per_second) + work.launches * value(device.kernel_seconds);
+  if (cost.seconds == 0.0) return cost;
+  cost.of(Resource::compute) = 1.0;
+  cost.of(Resource::device_memory) =
+      std::min(1.0, work.bytes / (value(device.copy_bytes_per_second) * cost.seconds));
+  if (device.simulated) {
+    cost.of(Resource::host_cores) = 1.0;
+    cost.of(Resource::host_memory) = std::min(1.0, work.bytes / (host_bytes_per_second_ * cost.seconds));
+  }
+  return cost;
+}
+
+/// decoder_forward, kernel by kernel; of the embedding, the lookup.
+OperationCosts::KernelWork OperationCosts::forward(const Operation& operation) const {
+  const ModelSpec& spec = shape_.spec;
+  const double t = tokens(operation);
+  const auto size = static_cast<double>(size_of(shape_.compute));
+  const double h = size * t * static_cast<double>(spec.hidden_size);
+  const double q = size * t * static_cast<double>(spec.query_size());
+  const double kv = size * t * static_cast<double>(spec.key_value_size());
+  const double f = size * t * static_cast<double>(spec.intermediate_size);
+  KernelWork work;
+  if (operation.block == 0) {
+    work.move(2.0 * h, efficiency::embedding_forward);
+    return work;
+  }
+  work.gemm_flops = operation.flops - operation.attention_flops;
+  work.gemm_tokens = t;
+  work.attention_forward_flops = operation.attention_flops;
+  work.row_tokens = row_tokens(operation);
+  work.launches = 7;                             // attention, products, a block's vectors
+  work.move(2.0 * h, efficiency::norm_forward);  // input_norm
+  work.move(2.0 * kv, efficiency::key_value_forward);
+  work.move(2.0 * kv, efficiency::key_value_forward);
+  work.move(2.0 * q, efficiency::query_forward);
+  work.move(2.0 * h, efficiency::norm_forward);  // post_attention_norm
+  work.move(3.0 * f, efficiency::swiglu_forward);
+  for (const bool bias : {spec.output_bias, spec.mlp_bias}) {  // project_onto_residual
+    if (!bias) continue;
+    work.move(2.0 * h, efficiency::add_bias);
+    work.move(3.0 * h, efficiency::add);
+  }
+  if (spec.mlp_bias) work.move(4.0 * f, efficiency::add_bias);
+  return work;
+}
+
+/// head_loss and head_loss_and_gradient, over tiles. Logits are fp32: read once for the loss; for the
+/// gradient read twice and written in the compute dtype.
+OperationCosts::KernelWork OperationCosts::head(const Operation& operation) const {
+  const ModelSpec& spec = shape_.spec;
+  const bool last_token_only = operation.kind == OperationKind::logits;
+  const double t = last_token_only ? 1.0 : tokens(operation);
+  const double tiles = std::ceil(t / static_cast<double>(std::max<std::int64_t>(1, shape_.loss_tile_tokens)));
+  const auto size = static_cast<double>(size_of(shape_.compute));
+  const double h = size * t * static_cast<double>(spec.hidden_size);
+  const double logits = t * static_cast<double>(spec.vocab_size);
+  KernelWork work;
+  work.gemm_flops = last_token_only ? operation.flops / tokens(operation) : operation.flops;
+  work.gemm_tokens = t / tiles;
+  work.move(2.0 * h, efficiency::norm_forward);
+  if (operation.kind == OperationKind::loss) work.move(4.0 * logits, efficiency::loss_only);
+  if (operation.kind == OperationKind::loss_and_gradient) {
+    work.move((8.0 + size) * logits, efficiency::cross_entropy);
+    work.move(3.0 * h, efficiency::norm_backward);
+  }
+  work.launches = static_cast<int>(tiles) * (operation.kind == OperationKind::loss_and_gradient ? 8 : 4);
+  return work;
+}
+
+/// decoder_rebuild_key_value, and the group's gradients of keys and values (accumulator dtype) to zero.
+OperationCosts::KernelWork OperationCosts::rebuild(const Operation& operation) const {
+  const ModelSpec& spec = shape_.spec;
+  const double t = tokens(operation);
+  const auto size = static_cast<double>(size_of(shape_.compute));
+  const double h = t * static_cast<double>(spec.hidden_size);
+  const double kv = t * static_cast<double>(spec.key_value_size());
+  const bool projects =
+      shape_.schedule.policy(operation.block) != ActivationPolicy::all || shape_.schedule.activations_on_host;
+  KernelWork work;
+  if (projects) {
+    work.move(2.0 * size * h, efficiency::norm_forward);
+    ++work.launches;
+  }
+  // The schedule counts this product in the backward pass, where there is none when projections are saved.
+  if (projects && shape_.schedule.policy(operation.block) == ActivationPolicy::all) {
+    work.gemm_flops = 4.0 * kv * static_cast<double>(spec.hidden_size);
+    work.gemm_tokens = t;
+  }
+  for (int tensor = 0; tensor < 2; ++tensor) {
+    work.move(2.0 * size * kv, efficiency::key_value_forward);
+    work.move(static_cast<double>(size_of(shape_.accumulator())) * kv, efficiency::whole);
+  }
+  return work;
+}
+
+/// decoder_backward, kernel by kernel; of the embedding, the scatter into its fp32 gradient.
+OperationCosts::KernelWork OperationCosts::backward(const Operation& operation) const {
+  const ModelSpec& spec = shape_.spec;
+  const double t = tokens(operation);
+  const auto size = static_cast<double>(size_of(shape_.compute));
+  const double h = size * t * static_cast<double>(spec.hidden_size);
+  const double q = size * t * static_cast<double>(spec.query_size());
+  const double kv = t * static_cast<double>(spec.key_value_size());
+  const double f = size * t * static_cast<double>(spec.intermediate_size);
+  KernelWork work;
+  if (operation.block == 0) {
+    work.move(h + 8.0 * t * static_cast<double>(spec.hidden_size), efficiency::embedding_backward);
+    return work;
+  }
+  const SavedIntermediates saved = saved_by(shape_.schedule.policy(operation.block));
+  work.gemm_flops = operation.flops - operation.attention_flops;
+  work.gemm_tokens = t;
+  // Forward again is 1 part beside 2.5 of backward (see BlockCost).
+  const double again = saved.attention ? 0.0 : operation.attention_flops / 3.5;
+  work.attention_forward_flops = again;
+  work.attention_backward_flops = operation.attention_flops - again;
+  work.row_tokens = row_tokens(operation);
+  work.launches = saved.projections ? 14 : 18;  // products and attention
+  work.move(2.0 * q, efficiency::query_forward);
+  if (!saved.projections) {
+    work.move(2.0 * h, efficiency::norm_forward);
+    work.move(2.0 * h, efficiency::norm_forward);
+    if (spec.mlp_bias) work.move(4.0 * f, efficiency::add_bias);
+  }
+  // mlp_backward
+  work.move(6.0 * f, efficiency::swiglu_backward);
+  work.move(2.0 * h, efficiency::norm_forward);
+  work.move(4.0 * h, efficiency::norm_backward_residual);
+  // attention_backward: gradients of keys and values come in the accumulator dtype
+  const double accumulator = static_cast<double>(size_of(shape_.accumulator()));
+  work.move(3.0 * q, spec.qk_norm ? efficiency::query_backward_norm : efficiency::query_backward);
+  work.move((accumulator + 2.0 * size) * kv,
+            spec.qk_norm ? efficiency::key_value_backward_norm : efficiency::key_value_backward);
+  work.move((accumulator + 2.0 * size) * kv, efficiency::key_value_backward);
+  work.move(2.0 * h, efficiency::norm_forward);
+  work.move(4.0 * h, efficiency::norm_backward_residual);
+  return work;
+}
+
+/// Once over a block's fp32 gradient.
+OperationCosts::KernelWork OperationCosts::gradient_pass(const Operation& operation) const {
+  KernelWork work;
+  work.move(4.0 * static_cast<double>(shape_.gradient_elements(operation.block)), efficiency::whole);
+  ++work.launches;
+  return work;
+}
+
+}  // namespace layerstream

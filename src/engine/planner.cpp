@@ -1,0 +1,283 @@
+#include "engine/planner.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <map>
+#include <vector>
+
+#include "core/config_schema.hpp"
+#include "core/error.hpp"
+#include "engine/engine.hpp"
+#include "profiles/hardware/shipped_profiles.hpp"
+
+namespace layerstream {
+namespace {
+
+/// A point of the search: what the planner decides but for resident_blocks, which is always as many as fit.
+struct Choice {
+  std::int64_t weight_slots;
+  LoopOrder loop_order;
+  ActivationPolicy activation_policy;
+  std::int64_t activation_blocks;
+  bool activations_on_host;
+  int share_percent;  ///< of each streamed block's update, the device's
+  bool gradients_on_host;
+  friend auto operator<=>(const Choice&, const Choice&) = default;
+};
+
+class Search {
+ public:
+  Search(const ModelSpec& spec, const RunConfig& config, const Machine& machine, std::size_t data_bytes)
+      : spec_(spec), given_(config), machine_(machine), backend_(make_backend(config, machine.device)) {
+    add_process_lines(process_, data_bytes);
+    chunks_ = uniform_chunk_plan(config.per_device_train_batch_size * config.gradient_accumulation_steps,
+                                 config.cutoff_len, config.chunk_tokens);
+  }
+
+  Plan best() {
+    std::vector<std::pair<double, Choice>> starts;
+    for (const Choice& choice : starting_points()) {
+      const Choice legal = obeying(choice);
+      starts.emplace_back(seconds(legal), legal);
+    }
+    std::ranges::sort(starts);
+    if (!std::isfinite(starts.front().first)) refuse();
+    std::pair<double, Choice> best = starts.front();
+    constexpr std::size_t most_descents = 3;
+    for (std::size_t start = 0; start < std::min(most_descents, starts.size()); ++start) {
+      if (std::isfinite(starts[start].first)) best = std::min(best, descend(starts[start]));
+    }
+    return plan_of(best.second);
+  }
+
+ private:
+  int num_layers() const { return static_cast<int>(spec_.num_hidden_layers); }
+
+  std::vector<Choice> starting_points() const {
+    std::vector<Choice> points;
+    for (const LoopOrder order : {LoopOrder::layer_major, LoopOrder::micro_batch_major}) {
+      for (const bool on_host : {true, false}) {
+        for (const std::int64_t blocks : {0, num_layers() / 2, num_layers()}) {
+          for (const bool gradients_on_host : {true, false}) {
+            points.push_back({.weight_slots = 2,
+                              .loop_order = order,
+                              .activation_policy = ActivationPolicy::all,
+                              .activation_blocks = blocks,
+                              .activations_on_host = on_host,
+                              .share_percent = 50,
+                              .gradients_on_host = gradients_on_host});
+          }
+        }
+      }
+    }
+    return points;
+  }
+
+  /// The choice with what the configuration gives, and one of the choices that come to the same.
+  Choice obeying(Choice choice) const {
+    const auto obey = [](auto& decision, const auto& given) {
+      if (given) decision = *given;
+    };
+    obey(choice.weight_slots, given_.weight_slots);
+    obey(choice.loop_order, given_.loop_order);
+    obey(choice.activation_policy, given_.activation_policy);
+    obey(choice.activation_blocks, given_.activation_blocks);
+    obey(choice.activations_on_host, given_.activations_on_host);
+    obey(choice.gradients_on_host, given_.gradients_on_host);
+    const bool immediate = given_.optimizer_update == OptimizerUpdate::immediate;
+    if (immediate || (machine_.device.uses_host_memory() && !given_.optimizer_device_share)) {
+      choice.share_percent = 0;
+    }
+    choice.activation_blocks = std::min<std::int64_t>(choice.activation_blocks, num_layers());
+    // One group: both orders are the same, and layer-major needs less memory.
+    if (!given_.loop_order && chunks_.groups.size() == 1) choice.loop_order = LoopOrder::layer_major;
+    return choice;
+  }
+
+  RunConfig config_of(const Choice& choice, std::int64_t resident_blocks) const {
+    RunConfig config = given_;
+    config.weight_slots = choice.weight_slots;
+    config.loop_order = choice.loop_order;
+    config.activation_policy = choice.activation_policy;
+    config.activation_blocks = choice.activation_blocks;
+    config.activations_on_host = choice.activations_on_host;
+    if (!config.optimizer_device_share) config.optimizer_device_share = choice.share_percent / 100.0;
+    config.gradients_on_host = choice.gradients_on_host;
+    config.resident_blocks = resident_blocks;
+    return config;
+  }
+
+  RunPlan memory_of(const RunConfig& config) const {
+    RunPlan plan{.shape = make_engine_shape(spec_, config, EngineMode::train, machine_.device), .ledger = {}};
+    plan.ledger = plan_memory(plan.shape, *backend_, machine_.device);
+    for (const LedgerLine& line : process_.lines()) plan.ledger.add(line.space, line.component, line.bytes);
+    return plan;
+  }
+
+  bool fits(const RunConfig& config) const {
+    return shortfall(memory_of(config).ledger, machine_.host, machine_.device).empty();
+  }
+
+  /// As many resident blocks as fit; −1: not even none.
+  std::int64_t most_resident(const Choice& choice) const {
+    if (given_.resident_blocks) {
+      const std::int64_t blocks = *given_.resident_blocks;
+      return fits(config_of(choice, blocks)) ? blocks : -1;
+    }
+    const std::int64_t all = given_.optimizer_update == OptimizerUpdate::immediate ? 0 : num_layers() + 2;
+    if (fits(config_of(choice, all))) return all;
+    std::int64_t fitting = -1;
+    std::int64_t too_many = all;
+    while (too_many - fitting > 1) {
+      const std::int64_t middle = fitting + (too_many - fitting) / 2;
+      (fits(config_of(choice, middle)) ? fitting : too_many) = middle;
+    }
+    return fitting;
+  }
+
+  /// Of a step; infinite if it does not fit.
+  double seconds(const Choice& choice) {
+    const auto known = seconds_.find(choice);
+    if (known != seconds_.end()) return known->second;
+    double& result = seconds_[choice];
+    result = std::numeric_limits<double>::infinity();
+    const std::int64_t resident = most_resident(choice);
+    if (resident < 0) return result;
+    const RunPlan memory = memory_of(config_of(choice, resident));
+    const StepPrediction prediction = predict(memory);
+    num_operations_ += prediction.schedule.operations.size();
+    ++num_simulated_;
+    return result = prediction.run.seconds;
+  }
+
+  StepPrediction predict(const RunPlan& memory) const {
+    return predict_step(machine_.profile, memory.shape, chunks_,
+                        planned_block_costs(memory.shape, *backend_));
+  }
+
+  std::vector<Choice> neighbours(const Choice& from) const {
+    std::vector<Choice> all;
+    const auto add = [&](const std::function<void(Choice&)>& change) {
+      Choice changed = from;
+      change(changed);
+      changed = obeying(changed);
+      if (changed != from) all.push_back(changed);
+    };
+    for (const int step : {1, -1, 4, -4, 16, -16}) {
+      add([&](Choice& c) {
+        c.activation_blocks = std::clamp<std::int64_t>(c.activation_blocks + step, 0, num_layers());
+      });
+    }
+    for (const int step : {5, -5, 20, -20}) {
+      add([&](Choice& c) { c.share_percent = std::clamp(c.share_percent + step, 0, 100); });
+    }
+    for (const auto policy : {ActivationPolicy::input_attention, ActivationPolicy::all}) {
+      add([&](Choice& c) { c.activation_policy = policy; });
+      add([&](Choice& c) {
+        c.activation_policy = policy;
+        c.activation_blocks = num_layers();
+      });
+    }
+    for (const std::int64_t slots : {2, 3}) add([&](Choice& c) { c.weight_slots = slots; });
+    add([](Choice& c) { c.gradients_on_host = !c.gradients_on_host; });
+    add([](Choice& c) { c.activations_on_host = !c.activations_on_host; });
+    add([](Choice& c) {
+      c.loop_order =
+          c.loop_order == LoopOrder::layer_major ? LoopOrder::micro_batch_major : LoopOrder::layer_major;
+    });
+    return all;
+  }
+
+  std::pair<double, Choice> descend(std::pair<double, Choice> at) {
+    constexpr double least_gain = 1e-3;  // below it a placement is as good as another
+    while (num_operations_ < most_operations) {
+      std::pair<double, Choice> next = at;
+      for (const Choice& neighbour : neighbours(at.second)) {
+        next = std::min(next, {seconds(neighbour), neighbour});
+      }
+      if (next.first > (1.0 - least_gain) * at.first) break;
+      at = next;
+    }
+    return at;
+  }
+
+  Plan plan_of(const Choice& choice) const {
+    Plan plan;
+    plan.config = config_of(choice, most_resident(choice));
+    plan.memory = memory_of(plan.config);
+    plan.chunks = chunks_;
+    plan.prediction = predict(plan.memory);
+    plan.bottleneck = find_bottleneck(plan.prediction);
+    plan.num_candidates = num_simulated_;
+    return plan;
+  }
+
+  /// Nothing fits: says by how much the smallest placement does not.
+  [[noreturn]] void refuse() const {
+    const Choice least = obeying({.weight_slots = 1,
+                                  .loop_order = LoopOrder::layer_major,
+                                  .activation_policy = ActivationPolicy::input,
+                                  .activation_blocks = 0,
+                                  .activations_on_host = true,
+                                  .share_percent = 0,
+                                  .gradients_on_host = true});
+    check_memory(memory_of(config_of(least, given_.resident_blocks.value_or(0))).ledger, machine_.host,
+                 machine_.device);
+    throw ResourceError(
+        "this run fits only with weight_slots: 1 and host placements that the configuration excludes");
+  }
+
+  /// Bounds the search where a step has very many operations: some seconds of simulation.
+  static constexpr std::size_t most_operations = 2'000'000;
+
+  const ModelSpec& spec_;
+  const RunConfig& given_;
+  const Machine& machine_;
+  std::unique_ptr<MemoryBackend> backend_;
+  Ledger process_;
+  ChunkPlan chunks_;
+  std::map<Choice, double> seconds_;
+  std::size_t num_operations_ = 0;
+  int num_simulated_ = 0;
+};
+
+}  // namespace
+
+Plan plan_placement(const ModelSpec& spec, const RunConfig& config, const Machine& machine,
+                    std::size_t data_bytes) {
+  return Search(spec, config, machine, data_bytes).best();
+}
+
+std::optional<HardwareProfile> profile_of_run(const RunConfig& config, const Device& device,
+                                              const HostBudget& host) {
+  if (!config.hardware_profile.empty()) return find_hardware_profile(config.hardware_profile);
+  if (device.uses_host_memory()) return {};
+  return shipped_profile_for(device.description(), static_cast<double>(device.memory_limit()),
+                             static_cast<double>(host.bytes));
+}
+
+std::string Plan::placement_yaml() const {
+  std::string text;
+  for (const ConfigField& field : config_schema()) {
+    if (field.section == "Placement" && field.key != "hardware_profile") {
+      text += fmt::format("{}: {}\n", field.key, field.show(config));
+    }
+  }
+  return text;
+}
+
+std::string Plan::summary() const {
+  const StepReport& report = prediction.report;
+  const auto use = [&](MachineResource resource) { return 100.0 * prediction.run.use_of(resource); };
+  return fmt::format(
+      "predicted: {:.4g} s a step, {:.0f} tokens/s, {:.0f} model TFLOP/s\n"
+      "predicted use: device {:.0f}%, its memory {:.0f}%, link in {:.0f}%, out {:.0f}%, host memory {:.0f}%\n"
+      "bottleneck: {}; {} would help\n",
+      prediction.run.seconds, tokens_per_second(), 1e-12 * report.model_flops / prediction.run.seconds,
+      use(MachineResource::compute), use(MachineResource::device_memory), use(MachineResource::link_in),
+      use(MachineResource::link_out), use(MachineResource::host_memory), bottleneck.what, bottleneck.relief);
+}
+
+}  // namespace layerstream
