@@ -14,7 +14,7 @@ chosen=.deps/layerstream-deps.cmake
 
 packages=(
   g++ cmake ninja-build ca-certificates
-  libopenblas-openmp-dev libhwy-dev libnuma-dev libxxhash-dev
+  libopenblas-openmp-dev libhwy-dev libnuma-dev libxxhash-dev python3
   nlohmann-json3-dev libyaml-cpp-dev libcli11-dev libspdlog-dev libfmt-dev
   libgtest-dev libgmock-dev libbenchmark-dev
 )
