@@ -15,10 +15,10 @@ using Resource = MachineResource;
 /// (benches/results/2026-11-29-kernels-h200.md). They depend on kernels more than on cards.
 namespace efficiency {
 constexpr double add = 0.91, add_bias = 0.84, swiglu_forward = 0.91, swiglu_backward = 0.96;
-constexpr double norm_forward = 0.68, norm_backward = 0.46, norm_backward_residual = 0.58;
-constexpr double query_forward = 0.55, query_backward = 0.32, query_backward_norm = 0.25;
-constexpr double key_value_forward = 0.33, key_value_backward = 0.26, key_value_backward_norm = 0.22;
-constexpr double embedding_forward = 0.80, embedding_backward = 0.46;
+constexpr double norm_forward = 0.87, norm_backward = 0.77, norm_backward_residual = 0.83;
+constexpr double query_forward = 0.73, query_backward = 0.63, query_backward_norm = 0.69;
+constexpr double key_value_forward = 0.32, key_value_backward = 0.27, key_value_backward_norm = 0.35;
+constexpr double embedding_forward = 0.80, embedding_backward = 0.51;
 constexpr double cross_entropy = 0.96, loss_only = 0.88, whole = 1.0;
 }  // namespace efficiency
 
@@ -351,16 +351,14 @@ OperationCosts::KernelWork OperationCosts::backward(const Operation& operation) 
   }
   // mlp_backward
   work.move(6.0 * f, efficiency::swiglu_backward);
-  work.move(2.0 * h, efficiency::norm_forward);
-  work.move(4.0 * h, efficiency::norm_backward_residual);
+  work.move(5.0 * h, efficiency::norm_backward_residual);  // with its input's norm again
   // attention_backward: gradients of keys and values come in the accumulator dtype
   const double accumulator = static_cast<double>(size_of(shape_.accumulator()));
   work.move(3.0 * q, spec.qk_norm ? efficiency::query_backward_norm : efficiency::query_backward);
   work.move((accumulator + 2.0 * size) * kv,
             spec.qk_norm ? efficiency::key_value_backward_norm : efficiency::key_value_backward);
   work.move((accumulator + 2.0 * size) * kv, efficiency::key_value_backward);
-  work.move(2.0 * h, efficiency::norm_forward);
-  work.move(4.0 * h, efficiency::norm_backward_residual);
+  work.move(5.0 * h, efficiency::norm_backward_residual);  // with its input's norm again
   return work;
 }
 

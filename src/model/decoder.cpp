@@ -175,17 +175,18 @@ void mlp_backward(const ops::Context& context, const DecoderPass& pass, TensorVi
   ops::linear_backward_weight(context, gradients.down, dy_dx, scratch.activation, accumulate);
   if (gradients.down_bias) ops::bias_backward(context, gradients.down_bias, dy_dx);
 
-  post_attention_norm(context, pass);
-  ops::linear_backward_weight(context, gradients.gate_up, dgate_up, scratch.normed, accumulate);
-  if (gradients.gate_up_bias) ops::bias_backward(context, gradients.gate_up_bias, dgate_up);
   ops::linear_backward_input(context, scratch.dhidden, dgate_up, pass.weights.gate_up);
+  // The norm's gradient comes first, as its pass over the residual makes the matrix' input again as well.
   ops::rms_norm_backward(context, {.dx = dy_dx,
                                    .dweight = gradients.post_attention_norm,
+                                   .y = scratch.normed,
                                    .dy = scratch.dhidden,
                                    .x = pass.intermediates.residual,
                                    .weight = pass.weights.post_attention_norm,
                                    .residual = dy_dx,
                                    .eps = pass.spec.rms_norm_eps});
+  ops::linear_backward_weight(context, gradients.gate_up, dgate_up, scratch.normed, accumulate);
+  if (gradients.gate_up_bias) ops::bias_backward(context, gradients.gate_up_bias, dgate_up);
 }
 
 void attention_backward(const ops::Context& context, const DecoderPass& pass, TensorView dresidual_dx,
@@ -243,18 +244,18 @@ void attention_backward(const ops::Context& context, const DecoderPass& pass, Te
                                 .dnorm_weight = {}},
                                value_transform(pass));
 
-  input_norm(context, pass);
-  ops::linear_backward_weight(context, gradients.query_key_value, scratch.dquery_key_value, scratch.normed,
-                              accumulate);
   ops::linear_backward_input(context, scratch.dhidden, scratch.dquery_key_value,
                              pass.weights.query_key_value);
   ops::rms_norm_backward(context, {.dx = dresidual_dx,
                                    .dweight = gradients.input_norm,
+                                   .y = scratch.normed,
                                    .dy = scratch.dhidden,
                                    .x = pass.x,
                                    .weight = pass.weights.input_norm,
                                    .residual = dresidual_dx,
                                    .eps = pass.spec.rms_norm_eps});
+  ops::linear_backward_weight(context, gradients.query_key_value, scratch.dquery_key_value, scratch.normed,
+                              accumulate);
 }
 
 }  // namespace

@@ -148,6 +148,7 @@ struct RmsNormBackwardBlock {
   A* partials;        // (blocks, H)
   std::int64_t tokens, hidden_size, rows_per_block;
   A eps;
+  T* y;  // (T, H) or nullptr
 
   template <class Group>
   KOKKOS_FUNCTION void operator()(const Group& group, std::int64_t block) const {
@@ -194,10 +195,11 @@ struct RmsNormBackwardBlock {
       auto result = values.at(is_kept, k, piece);
       const auto gradient = gradients.at(is_kept, k, piece);
       const auto w = load_piece(piece, weight);
-      Values<A, width> terms;
+      Values<A, width> terms, rounded;
       for (int e = 0; e < width; ++e) {
         const A normalised = result.at[e] * inverse;
-        terms.at[e] = gradient.at[e] * rounded_to<T>(normalised);
+        rounded.at[e] = rounded_to<T>(normalised);
+        terms.at[e] = gradient.at[e] * rounded.at[e];
         result.at[e] = inverse * (gradient.at[e] * w.at[e] - normalised * mean);
       }
       if (has_residual) {
@@ -205,6 +207,10 @@ struct RmsNormBackwardBlock {
         for (int e = 0; e < width; ++e) result.at[e] = added.at[e] + result.at[e];
       }
       store_piece(piece, dx + offset, result);
+      if (y != nullptr) {
+        for (int e = 0; e < width; ++e) rounded.at[e] *= w.at[e];
+        store_piece(piece, y + offset, rounded);
+      }
       if constexpr (is_kept) {
         for (int e = 0; e < width; ++e) sums[k].at[e] += terms.at[e];
       } else {
@@ -239,6 +245,11 @@ struct RmsNormBackwardBlock {
       group.for_each(hidden_size,
                      [=](std::int64_t i) { out[i] = store_as<T>(load(bypass[i]) + gradient_at(i)); });
     }
+    if (y == nullptr) return;
+    T* again = y + offset;
+    group.for_each(hidden_size, [=](std::int64_t i) {
+      again[i] = store_as<T>(w[i] * rounded_to<T>(load(in[i]) * inverse));
+    });
   }
 };
 
@@ -247,7 +258,7 @@ template <class T>
 std::int64_t partial_rows(std::int64_t tokens, [[maybe_unused]] std::int64_t hidden_size) {
 #if defined(KOKKOS_ENABLE_CUDA)
   if (cuda::fits_norm_rows<T>(hidden_size)) {
-    return cuda::norm_blocks<T>(tokens, hidden_size, cuda::norm_backward_resident);
+    return cuda::norm_backward_blocks<T>(tokens, hidden_size);
   }
 #endif
   return detail::row_blocks(tokens).count;
@@ -290,6 +301,7 @@ void rms_norm_backward(const Context& context, const RmsNormBackward& args) {
   detail::expect_tensor(operation, "dx", args.dx, x.dtype(), x.shape());
   detail::expect_tensor(operation, "dy", args.dy, x.dtype(), x.shape());
   if (args.residual) detail::expect_tensor(operation, "residual", args.residual, x.dtype(), x.shape());
+  if (args.y) detail::expect_tensor(operation, "y", args.y, x.dtype(), x.shape());
   detail::expect_tensor(operation, "weight", args.weight, accumulator, {hidden_size});
   detail::expect_tensor(operation, "dweight", args.dweight, accumulator, {hidden_size});
   detail::dispatch_compute(x.dtype(), operation, [&](auto tag) {
@@ -301,19 +313,21 @@ void rms_norm_backward(const Context& context, const RmsNormBackward& args) {
     A* partials = detail::workspace_as<A>(operation, context,
                                           rms_norm_backward_workspace(tokens, hidden_size, x.dtype()));
     const T* residual = args.residual ? args.residual.as<T>() : nullptr;
+    T* y = args.y ? args.y.as<T>() : nullptr;
     const bool whole =
         whole_pieces(lane_width<T>, {hidden_size},
-                     {args.dx.data(), args.dy.data(), x.data(), residual, args.weight.data(), partials});
+                     {args.dx.data(), y, args.dy.data(), x.data(), residual, args.weight.data(), partials});
     const auto add_partials = [&](std::int64_t rows) {
       detail::add_column_sums(space, "layerstream::rms_norm_dweight", args.dweight.as<A>(), partials, rows,
                               hidden_size);
     };
 #if defined(KOKKOS_ENABLE_CUDA)
     if (cuda::fits_norm_rows<T>(hidden_size)) {
-      cuda::run_norm_backward<T>(space, label,
-                                 {args.dx.as<T>(), args.dy.as<T>(), x.as<T>(), residual, args.weight.as<A>(),
-                                  partials, tokens, hidden_size, static_cast<A>(args.eps)},
-                                 whole);
+      cuda::run_norm_backward<T>(
+          space, label,
+          {args.dx.as<T>(), y, args.dy.as<T>(), x.as<T>(), residual, args.weight.as<A>(), partials, tokens,
+           hidden_size, static_cast<A>(args.eps)},
+          whole);
       return add_partials(partial_rows<T>(tokens, hidden_size));
     }
 #endif
@@ -322,7 +336,7 @@ void rms_norm_backward(const Context& context, const RmsNormBackward& args) {
           space, label, blocks.count,
           RmsNormBackwardBlock<T, Kept>{args.dx.as<T>(), args.dy.as<T>(), x.as<T>(), residual,
                                         args.weight.as<A>(), partials, tokens, hidden_size,
-                                        blocks.rows_per_block, static_cast<A>(args.eps)},
+                                        blocks.rows_per_block, static_cast<A>(args.eps), y},
           {.whole = whole, .lanes = lanes_for<T, Kept>(hidden_size)});
     };
     // One piece per lane leaves registers for all that a lane keeps; two cover rows twice as long.

@@ -15,8 +15,11 @@ void rms_norm_forward(const Context& context, TensorView y, ConstTensorView x, C
                       double eps);
 
 struct RmsNormBackward {
-  TensorView dx;             ///< (T, H) compute dtype; = residual + gradient; may be `residual` or `dy`
-  TensorView dweight;        ///< (H) accumulator dtype; added to
+  TensorView dx;       ///< (T, H) compute dtype; = residual + gradient; may be `residual` or `dy`
+  TensorView dweight;  ///< (H) accumulator dtype; added to
+  /// (T, H) compute dtype, the forward pass's output again, with its bits; shares memory with no other;
+  /// empty: not wanted
+  TensorView y = {};
   ConstTensorView dy;        ///< (T, H) compute dtype
   ConstTensorView x;         ///< (T, H) compute dtype, the input of the forward pass
   ConstTensorView weight;    ///< (H) accumulator dtype

@@ -43,7 +43,7 @@ class PinnedMemory {
 template <class Backend>
 BackendUnderTest make_on_gpu() {
   BackendUnderTest made;
-  made.device = std::make_unique<CudaDevice>(CudaDevice::overhead + (std::size_t{64} << 20));
+  made.device = std::make_unique<CudaDevice>(gpu_overhead_bytes + (std::size_t{64} << 20));
   made.backend = std::make_unique<Backend>(made.device->link());
   return made;
 }

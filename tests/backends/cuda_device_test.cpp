@@ -64,15 +64,15 @@ class CudaDeviceTest : public ::testing::Test {
   StreamView stream(Lane lane) { return device_.stream(lane); }
   Link& link() { return device_.link(); }
 
-  CudaDevice device_{CudaDevice::overhead + limit};
+  CudaDevice device_{gpu_overhead_bytes + limit};
 };
 
 // --- memory ---
 
 TEST_F(CudaDeviceTest, SaysWhatItIs) {
   EXPECT_FALSE(device_.uses_host_memory());
-  EXPECT_EQ(device_.memory_limit(), CudaDevice::overhead + limit);
-  EXPECT_EQ(device_.overhead_bytes(), CudaDevice::overhead);
+  EXPECT_EQ(device_.memory_limit(), gpu_overhead_bytes + limit);
+  EXPECT_EQ(device_.overhead_bytes(), gpu_overhead_bytes);
   EXPECT_THAT(device_.description(),
               AllOf(HasSubstr("sm_"), HasSubstr(format_bytes(device_.memory_limit()))));
 }
@@ -85,8 +85,8 @@ TEST_F(CudaDeviceTest, GivesExactlyItsLimitLessTheOverheadAndRefusesMoreNamingNe
     EXPECT_THAT(
         message_of<ResourceError>([&] { device_.allocate(limit); }),
         AllOf(HasSubstr(format_bytes(limit) + " wanted"), HasSubstr(format_bytes(limit / 4) + " in use"),
-              HasSubstr(format_bytes(CudaDevice::overhead) + " for context"),
-              HasSubstr("limit " + format_bytes(CudaDevice::overhead + limit)),
+              HasSubstr(format_bytes(gpu_overhead_bytes) + " for context"),
+              HasSubstr("limit " + format_bytes(gpu_overhead_bytes + limit)),
               HasSubstr("device_memory_limit")));
     const auto rest = device_.allocate(limit - limit / 4);
     EXPECT_THROW(device_.allocate(1), ResourceError);
@@ -104,7 +104,7 @@ TEST(CudaDeviceLimit, MoreThanTheGpuHasIsRefusedWithWhatIsFree) {
 }
 
 TEST(CudaDeviceLimit, LessThanTheOverheadGivesNothing) {
-  CudaDevice device(CudaDevice::overhead / 2);
+  CudaDevice device(gpu_overhead_bytes / 2);
   EXPECT_THROW(device.allocate(1), ResourceError);
 }
 

@@ -111,25 +111,26 @@ TEST(Alignment, IsInvisibleInNorms) {
     // Lanes without a piece, all lanes with two, rows longer than the lanes of a block can keep. 2,500
     // tokens: a block of a device has more rows than it holds at once.
     for (const auto& [tokens, hidden_size] :
-         {std::pair<std::int64_t, std::int64_t>{21, 64}, {2500, 608}, {21, 3584}, {21, 10240}}) {
+         {std::pair<std::int64_t, std::int64_t>{21, 64}, {2500, 608}, {21, 3584}, {21, 8192}, {21, 10240}}) {
       const DType accumulator = accumulator_of(dtype);
       expect_alignment_invisible([&, tokens = tokens, hidden_size = hidden_size](std::int64_t shift) {
         const Shape shape{tokens, hidden_size};
         Shifted x(normal_tensor(dtype, shape, 1), shift), dy(normal_tensor(dtype, shape, 2), shift);
         Shifted residual(normal_tensor(dtype, shape, 3), shift);
         Shifted weight(normal_tensor(accumulator, {hidden_size}, 4), shift);
-        Shifted y(dtype, shape, shift), dx(dtype, shape, shift);
+        Shifted y(dtype, shape, shift), dx(dtype, shape, shift), again(dtype, shape, shift);
         Shifted dweight(constant_tensor(accumulator, {hidden_size}, 0.0), shift);
         Scratch scratch(rms_norm_backward_workspace(tokens, hidden_size, dtype));
         rms_norm_forward(scratch, y, x, weight, 1e-6);
         rms_norm_backward(scratch, {.dx = dx,
                                     .dweight = dweight,
+                                    .y = again,
                                     .dy = dy,
                                     .x = x,
                                     .weight = weight,
                                     .residual = residual,
                                     .eps = 1e-6});
-        return values_of(y, dx, dweight);
+        return values_of(y, dx, dweight, again);
       });
     }
   }

@@ -27,11 +27,12 @@ struct Gradients {
 };
 
 Gradients backward(const OwnedTensor& dy, const OwnedTensor& x, const OwnedTensor& weight,
-                   const OwnedTensor* residual = nullptr) {
+                   const OwnedTensor* residual = nullptr, TensorView y = {}) {
   Gradients result{OwnedTensor(x.dtype(), x.shape()), constant_tensor(weight.dtype(), weight.shape(), 0.0)};
   Scratch scratch(rms_norm_backward_workspace(x.shape()[0], x.shape()[1], x.dtype()));
   rms_norm_backward(scratch, {.dx = result.dx,
                               .dweight = result.dweight,
+                              .y = y,
                               .dy = dy,
                               .x = x,
                               .weight = weight,
@@ -80,6 +81,33 @@ TEST(RmsNorm, BackwardIsTheDerivativeOfForwardPlusBypass) {
     // Truncation of the difference at step 1e-3, with rows as short as 7: below 1e-9 here.
     expect_gradient(x, gradients.dx, objective, 1e-8);
     expect_gradient(weight, gradients.dweight, objective, 1e-10);
+  }
+}
+
+// Whatever shares out a row in either pass, and however memory is aligned: see the sizes above; rows of one
+// and of two pieces to a lane of a device's forward and backward pass, with and without lanes to spare, and
+// longer ones.
+TEST(RmsNorm, BackwardGivesTheBitsOfForwardAgain) {
+  constexpr Sizes more_sizes[] = {{7, 896},  {37, 3584}, {5, 3592}, {5, 4096}, {5, 4104},
+                                  {6, 5120}, {9, 8192},  {3, 8193}, {2, 10240}};
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+    std::vector<Sizes> sizes(std::begin(all_sizes), std::end(all_sizes));
+    sizes.insert(sizes.end(), std::begin(more_sizes), std::end(more_sizes));
+    for (const auto [tokens, hidden_size] : sizes) {
+      const OwnedTensor dy = normal_tensor(dtype, {tokens, hidden_size}, 31);
+      const OwnedTensor x = normal_tensor(dtype, dy.shape(), 32, 2.0);
+      const OwnedTensor residual = normal_tensor(dtype, dy.shape(), 33);
+      const OwnedTensor weight = normal_tensor(accumulator_of(dtype), {hidden_size}, 34, 0.3, 1.0);
+      const OwnedTensor expected = forward(x, weight);
+      for (const OwnedTensor* bypass : {static_cast<const OwnedTensor*>(nullptr), &residual}) {
+        const Gradients alone = backward(dy, x, weight, bypass);
+        OwnedTensor y(dtype, x.shape());
+        const Gradients beside = backward(dy, x, weight, bypass, y);
+        EXPECT_TRUE(y.same_bits(expected)) << name_of(dtype) << ", " << tokens << " x " << hidden_size;
+        EXPECT_TRUE(beside.dx.same_bits(alone.dx)) << name_of(dtype) << ", " << hidden_size;
+        EXPECT_TRUE(beside.dweight.same_bits(alone.dweight)) << name_of(dtype) << ", " << hidden_size;
+      }
+    }
   }
 }
 
@@ -206,6 +234,9 @@ TEST(RmsNorm, RefusesWhatDoesNotFit) {
   EXPECT_THROW(rms_norm_backward(short_of_one, good), ContractError);
   RmsNormBackward bad = good;
   bad.residual = narrow;
+  EXPECT_THROW(rms_norm_backward(enough, bad), ContractError);
+  bad = good;
+  bad.y = half;
   EXPECT_THROW(rms_norm_backward(enough, bad), ContractError);
   bad = good;
   bad.dweight = half;

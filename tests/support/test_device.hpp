@@ -15,7 +15,7 @@ namespace layerstream::test {
 /// otherwise. @param bytes that a test may allocate; the device's own overhead comes on top.
 inline std::unique_ptr<Device> make_test_device(std::size_t bytes) {
 #ifdef LAYERSTREAM_TEST_ON_GPU
-  return std::make_unique<CudaDevice>(bytes + CudaDevice::overhead);
+  return std::make_unique<CudaDevice>(bytes + gpu_overhead_bytes);
 #else
   return std::make_unique<SimulatedDevice>(bytes);
 #endif

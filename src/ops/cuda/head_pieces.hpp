@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <initializer_list>
 
+#include "ops/cuda/held_piece.hpp"
 #include "ops/detail/head_parts.hpp"
 #include "ops/detail/launch.hpp"
 
@@ -11,30 +12,6 @@
 /// pairs with it in the upper half. The runs of a warp have neighbouring heads of one token, or, where there
 /// are fewer heads than runs, of several tokens.
 namespace layerstream::ops::detail {
-
-/// A piece as it lies in memory, in as few registers as it has bytes: what is read ahead of its use.
-template <class T, int N, bool Whole>
-struct HeldPiece {
-  static constexpr bool wide = is_wide<T, N, Whole>;
-  using Word = std::conditional_t<wide, Access<N * sizeof(T)>, Values<T, N>>;
-  static constexpr int count = static_cast<int>(N * sizeof(T) / sizeof(Word));
-  Word words[count];
-
-  KOKKOS_FORCEINLINE_FUNCTION void read(const Piece<N, Whole>& piece, const T* row) {
-    if constexpr (wide) {
-      const auto* const source = reinterpret_cast<const Word*>(row + piece.first);
-      LAYERSTREAM_UNROLL
-      for (int i = 0; i < count; ++i) words[i] = source[i];
-    } else {
-      words[0] = load_stored(piece, row);
-    }
-  }
-  KOKKOS_FORCEINLINE_FUNCTION Values<MathOf<T>, N> numbers() const {
-    Values<T, N> stored;
-    memcpy(stored.at, words, sizeof stored);
-    return widened(stored);
-  }
-};
 
 /// What a lane has of one head.
 template <class T, int N, bool Whole>

@@ -2,40 +2,57 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
+#include "ops/cuda/held_piece.hpp"
 #include "ops/cuda/labelled_launch.hpp"
-#include "ops/cuda/row_ring.hpp"
+#include "ops/cuda/row_sums.hpp"
 #include "ops/detail/execution.hpp"
 
-/// RMSNorm of rows that fit a block's registers. A block keeps its part of the weight in registers and walks
-/// over rows b, b + blocks, ... with the next ones under way. Longer rows: see fits_norm_rows.
+/// RMSNorm of rows that a block's lanes hold, one or two pieces of 16 bytes each, so that a row is read once.
+/// Longer rows: see fits_norm_rows. Either pass finds the same bits of 1 / rms (see RowSums).
 namespace layerstream::ops::cuda {
 
-inline constexpr int norm_kept = 2;                                      ///< pieces of a row to a lane
-inline constexpr int norm_forward_stages = 4, norm_backward_stages = 3;  ///< rows of a block in its memory
-/// Blocks of 224 lanes that a multiprocessor holds.
-inline constexpr int norm_forward_resident = 4, norm_backward_resident = 3;
-/// As far as three arrays of the backward pass fit the memory.
-inline constexpr int norm_most_lanes =
-    std::min<int>(512, most_shared_bytes / ((3 * norm_backward_stages * norm_kept | 1) * 16) / 32 * 32);
+inline constexpr int norm_most_lanes = 512, norm_most_kept = 2;
 
 template <class T>
 constexpr bool fits_norm_rows(std::int64_t hidden_size) {
-  return hidden_size <= std::int64_t{norm_most_lanes} * norm_kept * detail::lane_width<T>;
+  return hidden_size <= std::int64_t{norm_most_lanes} * norm_most_kept * detail::lane_width<T>;
 }
 
+/// Whole warps of lanes that hold a row, `kept` pieces each.
 template <class T>
-constexpr int norm_lanes(std::int64_t hidden_size) {
-  constexpr std::int64_t per_warp = std::int64_t{warp_lanes} * norm_kept * detail::lane_width<T>;
+constexpr int norm_lanes(std::int64_t hidden_size, int kept) {
+  const std::int64_t per_warp = std::int64_t{warp_lanes} * kept * detail::lane_width<T>;
   return warp_lanes * static_cast<int>(std::max<std::int64_t>(1, (hidden_size + per_warp - 1) / per_warp));
 }
 
-/// Blocks that fill 132 multiprocessors with `resident` blocks of 224 lanes each; more of smaller ones, and
-/// never so many that a block has fewer than four rows. Depends on shapes alone, as sums over rows follow it.
+/// How the backward pass has its lanes: `Resident` blocks of `MostLanes` lanes to a multiprocessor at least,
+/// which bounds the registers of a lane.
+template <int Kept, int MostLanes, int Resident>
+struct NormBackwardForm {
+  static constexpr int kept = Kept, most_lanes = MostLanes, resident = Resident;
+};
+
+/// f(form) for the form that rows of this size have; the first is the fastest. @pre fits_norm_rows
+template <class T, class F>
+constexpr auto with_norm_backward_form(std::int64_t hidden_size, const F& f) {
+  const int lanes = norm_lanes<T>(hidden_size, 1);
+  if (lanes <= 448) return f(NormBackwardForm<1, 448, 2>());
+  if (lanes <= norm_most_lanes) return f(NormBackwardForm<1, norm_most_lanes, 2>());
+  return f(NormBackwardForm<2, norm_most_lanes, 1>());
+}
+
+/// Blocks of the backward pass, each with every so many-th row: as many as 132 multiprocessors have at once,
+/// but never so many that a block has fewer than four rows. Depends on shapes alone, as sums over rows follow
+/// it.
 template <class T>
-constexpr int norm_blocks(std::int64_t tokens, std::int64_t hidden_size, int resident) {
-  const int share = std::clamp(224 / norm_lanes<T>(hidden_size), 1, 7);
-  return static_cast<int>(std::min<std::int64_t>(132 * resident * share, (tokens + 3) / 4));
+constexpr int norm_backward_blocks(std::int64_t tokens, std::int64_t hidden_size) {
+  return with_norm_backward_form<T>(hidden_size, [&](auto form) {
+    const int resident = form.resident * form.most_lanes / norm_lanes<T>(hidden_size, form.kept);
+    return static_cast<int>(std::min<std::int64_t>(132 * std::min(resident, 32), (tokens + 3) / 4));
+  });
 }
 
 template <class T>
@@ -47,11 +64,12 @@ struct NormForward {
   detail::MathOf<T> eps;
 };
 
-/// As of RmsNormBackward; residual may be null.
+/// As of RmsNormBackward; y and residual may be null.
 template <class T>
 struct NormBackward {
   using A = detail::MathOf<T>;
   T* dx;              // (T, H)
+  T* y;               // (T, H)
   const T* dy;        // (T, H)
   const T* x;         // (T, H)
   const T* residual;  // (T, H)
@@ -63,111 +81,176 @@ struct NormBackward {
 
 #if defined(__CUDACC__)
 
-/// Rows of block b: b, b + blocks, ...
-__device__ inline int norm_rows_of_block(std::int64_t tokens) {
-  return static_cast<int>((tokens - blockIdx.x + gridDim.x - 1) / gridDim.x);
+/// The pieces of a row that the calling lane has.
+template <class T, bool Whole>
+struct NormLane {
+  static constexpr int width = detail::lane_width<T>;
+  int first, step, size;
+
+  __device__ explicit NormLane(std::int64_t hidden_size)
+      : first(static_cast<int>(threadIdx.x) * width),
+        step(static_cast<int>(blockDim.x) * width),
+        size(static_cast<int>(hidden_size)) {}
+  __device__ bool has(int k) const { return first + k * step < size; }
+  __device__ detail::Piece<width, Whole> piece(int k) const {
+    return {first + k * step, size - first - k * step};
+  }
+};
+
+/// A lane's pieces of one row; zeros where it has none.
+template <class T, int Kept, bool Whole>
+struct NormPieces {
+  static constexpr int width = detail::lane_width<T>;
+  detail::HeldPiece<T, width, Whole> held[Kept];
+
+  __device__ void read(const NormLane<T, Whole>& lane, const T* row, bool wanted) {
+#pragma unroll
+    for (int k = 0; k < Kept; ++k) {
+      held[k] = {};
+      if (wanted && lane.has(k)) held[k].read(lane.piece(k), row);
+    }
+  }
+  __device__ detail::Values<T, width> at(int k) const {
+    detail::Values<T, width> stored;
+    memcpy(stored.at, held[k].words, sizeof stored);
+    return stored;
+  }
+};
+
+template <class T, int Kept, bool Whole>
+__device__ void read_norm_weight(const NormLane<T, Whole>& lane, const detail::MathOf<T>* weight,
+                                 detail::Values<detail::MathOf<T>, detail::lane_width<T>> (&values)[Kept]) {
+#pragma unroll
+  for (int k = 0; k < Kept; ++k) {
+    values[k] = {};
+    if (lane.has(k)) values[k] = detail::load_piece(lane.piece(k), weight);
+  }
 }
 
+template <class A>
+__device__ A norm_inverse(A squares, std::int64_t hidden_size, A eps) {
+  return A(1) / Kokkos::sqrt(squares / static_cast<A>(hidden_size) + eps);
+}
+
+/// A block has two neighbouring rows, and asks for all of them at once.
 template <class T, bool Whole>
 __global__ void __launch_bounds__(norm_most_lanes, 2) norm_forward_rows(NormForward<T> args) {
   using A = detail::MathOf<T>;
-  constexpr int width = detail::lane_width<T>, kept = norm_kept;
-  using Numbers = detail::Values<A, width>;
-  const Team<Whole> team{static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)};
-  const int rows = norm_rows_of_block(args.tokens);
-  RowRing<T, 1, kept, norm_forward_stages, Whole> ring(team, {args.x}, args.hidden_size, blockIdx.x,
-                                                       gridDim.x, rows);
-  Numbers weight[kept] = {};
+  constexpr int width = detail::lane_width<T>, kept = norm_most_kept, rows = 2;
+  const NormLane<T, Whole> lane(args.hidden_size);
+  const std::int64_t first_row = std::int64_t{blockIdx.x} * rows;
+  const std::int64_t begin = first_row * args.hidden_size;
+  const bool has_second = first_row + 1 < args.tokens;
+  NormPieces<T, kept, Whole> x[rows];
 #pragma unroll
-  for (int k = 0; k < kept; ++k) {
-    if (ring.has(k)) weight[k] = detail::load_piece(ring.place(k), args.weight + team.lane * width);
+  for (int r = 0; r < rows; ++r) {
+    x[r].read(lane, args.x + begin + (has_second ? r * args.hidden_size : 0), true);
   }
-  LaneSums<A, 1> lane_sums(team.lane);
-  T* out = args.y + blockIdx.x * args.hidden_size + team.lane * width;
-  const std::int64_t out_stride = gridDim.x * args.hidden_size;
-  const A size = static_cast<A>(args.hidden_size);
-  for (int row = 0; row < rows; ++row, out += out_stride) {
-    ring.advance();
-    Numbers x[kept];
-    detail::Values<A, 1> squares{};
+  detail::Values<A, width> weight[kept];
+  read_norm_weight<T>(lane, args.weight, weight);
+  RowSums<A, kept> sums(static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
+  A parts[rows][kept] = {}, squares[rows];
+#pragma unroll
+  for (int r = 0; r < rows; ++r) {
 #pragma unroll
     for (int k = 0; k < kept; ++k) {
-      x[k] = widen(ring.piece(0, k));
-      for (int e = 0; e < width; ++e) squares.at[0] = Kokkos::fma(x[k].at[e], x[k].at[e], squares.at[0]);
+      const auto numbers = widen(x[r].at(k));
+      for (int e = 0; e < width; ++e) {
+        parts[r][k] = Kokkos::fma(numbers.at[e], numbers.at[e], parts[r][k]);
+      }
     }
-    lane_sums.add(squares);
-    const A inverse = A(1) / Kokkos::sqrt(squares.at[0] / size + args.eps);
+  }
+  sums.add(parts, squares);
+#pragma unroll
+  for (int r = 0; r < rows; ++r) {
+    const A inverse = norm_inverse(squares[r], args.hidden_size, args.eps);
+    T* const out = args.y + begin + r * args.hidden_size;
 #pragma unroll
     for (int k = 0; k < kept; ++k) {
-      for (int e = 0; e < width; ++e) x[k].at[e] *= inverse;
-      x[k] = widen(round_to_stored<T>(x[k]));
-      for (int e = 0; e < width; ++e) x[k].at[e] *= weight[k].at[e];
-      if (ring.has(k)) detail::store_stored(ring.place(k), out, round_to_stored<T>(x[k]));
+      auto numbers = widen_again(x[r].at(k));
+      for (int e = 0; e < width; ++e) numbers.at[e] *= inverse;
+      numbers = widen(round_to_stored<T>(numbers));
+      for (int e = 0; e < width; ++e) numbers.at[e] *= weight[k].at[e];
+      if (lane.has(k) && (r == 0 || has_second)) {
+        detail::store_stored(lane.piece(k), out, round_to_stored<T>(numbers));
+      }
     }
   }
 }
 
-/// See RmsNormBackward for the formula. At most 96 registers: three blocks of 224 lanes to a multiprocessor.
-template <class T, bool HasResidual, bool Whole>
-__global__ void __maxnreg__(96) norm_backward_rows(NormBackward<T> args) {
-  using A = detail::MathOf<T>;
-  constexpr int width = detail::lane_width<T>, kept = norm_kept, arrays = HasResidual ? 3 : 2;
-  using Numbers = detail::Values<A, width>;
-  const Team<Whole> team{static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)};
-  const int rows = norm_rows_of_block(args.tokens);
-  const T* const all_inputs[] = {args.x, args.dy, args.residual};
-  const T* inputs[arrays];
-#pragma unroll
-  for (int a = 0; a < arrays; ++a) inputs[a] = all_inputs[a];
-  RowRing<T, arrays, kept, norm_backward_stages, Whole> ring(team, inputs, args.hidden_size, blockIdx.x,
-                                                             gridDim.x, rows);
-  Numbers weight[kept] = {}, dweight[kept] = {};
-#pragma unroll
-  for (int k = 0; k < kept; ++k) {
-    if (ring.has(k)) weight[k] = detail::load_piece(ring.place(k), args.weight + team.lane * width);
+/// What the backward pass reads of one row.
+template <class T, int Kept, bool HasResidual, bool Whole>
+struct NormBackwardRow {
+  NormPieces<T, Kept, Whole> x, dy, residual;
+
+  __device__ void read(const NormLane<T, Whole>& lane, const NormBackward<T>& args, std::int64_t begin,
+                       bool wanted) {
+    x.read(lane, args.x + begin, wanted);
+    dy.read(lane, args.dy + begin, wanted);
+    if constexpr (HasResidual) residual.read(lane, args.residual + begin, wanted);
   }
-  LaneSums<A, 2> lane_sums(team.lane);
-  T* out = args.dx + blockIdx.x * args.hidden_size + team.lane * width;
-  const std::int64_t out_stride = gridDim.x * args.hidden_size;
-  const A size = static_cast<A>(args.hidden_size), part = A(1) / size;
-  for (int row = 0; row < rows; ++row, out += out_stride) {
-    ring.advance();
-    Numbers x[kept], weighted[kept];  // weighted: dy · weight
-    detail::Values<A, 2> sums{};      // of x², of dy · weight · x
+};
+
+/// See RmsNormBackward for the formula. A block walks over rows b, b + blocks, ...; it asks for the next one
+/// before the barrier of the current one. The weight and its gradient's sums stay in registers.
+template <class T, class Form, bool HasResidual, bool Whole>
+__global__ void __launch_bounds__(Form::most_lanes, Form::resident) norm_backward_rows(NormBackward<T> args) {
+  using A = detail::MathOf<T>;
+  constexpr int width = detail::lane_width<T>, kept = Form::kept;
+  using Numbers = detail::Values<A, width>;
+  const NormLane<T, Whole> lane(args.hidden_size);
+  NormBackwardRow<T, kept, HasResidual, Whole> row, next;
+  std::int64_t begin = blockIdx.x * args.hidden_size;
+  const std::int64_t stride = gridDim.x * args.hidden_size, end = args.tokens * args.hidden_size;
+  row.read(lane, args, begin, begin < end);
+  Numbers weight[kept], dweight[kept] = {};
+  read_norm_weight<T>(lane, args.weight, weight);
+  RowSums<A, kept> sums(static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
+  const A part = A(1) / static_cast<A>(args.hidden_size);
+  for (; begin < end; begin += stride) {
+    A parts[2][kept] = {}, totals[2];  // of x², of dy · weight · x
 #pragma unroll
     for (int k = 0; k < kept; ++k) {
-      x[k] = widen(ring.piece(0, k));
-      weighted[k] = widen(ring.piece(1, k));
+      const Numbers x = widen(row.x.at(k)), gradient = widen(row.dy.at(k));
       for (int e = 0; e < width; ++e) {
-        weighted[k].at[e] *= weight[k].at[e];
-        sums.at[0] = Kokkos::fma(x[k].at[e], x[k].at[e], sums.at[0]);
-        sums.at[1] = Kokkos::fma(weighted[k].at[e], x[k].at[e], sums.at[1]);
+        parts[0][k] = Kokkos::fma(x.at[e], x.at[e], parts[0][k]);
+        parts[1][k] = Kokkos::fma(gradient.at[e] * weight[k].at[e], x.at[e], parts[1][k]);
       }
     }
-    lane_sums.add(sums);
-    const A inverse = A(1) / Kokkos::sqrt(sums.at[0] / size + args.eps);
-    const A mean = sums.at[1] * inverse * part;
+    next.read(lane, args, begin + stride, begin + stride < end);
+    sums.add(parts, totals);
+    const A inverse = norm_inverse(totals[0], args.hidden_size, args.eps);
+    const A mean = totals[1] * inverse * part;
 #pragma unroll
     for (int k = 0; k < kept; ++k) {
-      for (int e = 0; e < width; ++e) x[k].at[e] *= inverse;
-      const Numbers rounded = widen(round_to_stored<T>(x[k])), gradient = widen(ring.piece(1, k));
+      Numbers x = widen_again(row.x.at(k));
+      for (int e = 0; e < width; ++e) x.at[e] *= inverse;
+      const Numbers gradient = widen_again(row.dy.at(k));
+      Numbers rounded = widen(round_to_stored<T>(x));
       for (int e = 0; e < width; ++e) {
         dweight[k].at[e] = Kokkos::fma(gradient.at[e], rounded.at[e], dweight[k].at[e]);
-        x[k].at[e] = Kokkos::fma(x[k].at[e], -mean, weighted[k].at[e]);
+      }
+      if (args.y != nullptr && lane.has(k)) {
+        for (int e = 0; e < width; ++e) rounded.at[e] *= weight[k].at[e];
+        detail::store_stored(lane.piece(k), args.y + begin, round_to_stored<T>(rounded));
+      }
+      for (int e = 0; e < width; ++e) {
+        x.at[e] = Kokkos::fma(x.at[e], -mean, gradient.at[e] * weight[k].at[e]);
       }
       if constexpr (HasResidual) {
-        const Numbers bypass = widen(ring.piece(2, k));
-        for (int e = 0; e < width; ++e) x[k].at[e] = Kokkos::fma(x[k].at[e], inverse, bypass.at[e]);
+        const Numbers bypass = widen(row.residual.at(k));
+        for (int e = 0; e < width; ++e) x.at[e] = Kokkos::fma(x.at[e], inverse, bypass.at[e]);
       } else {
-        for (int e = 0; e < width; ++e) x[k].at[e] *= inverse;
+        for (int e = 0; e < width; ++e) x.at[e] *= inverse;
       }
-      if (ring.has(k)) detail::store_stored(ring.place(k), out, round_to_stored<T>(x[k]));
+      if (lane.has(k)) detail::store_stored(lane.piece(k), args.dx + begin, round_to_stored<T>(x));
     }
+    row = next;
   }
-  A* const partial = args.partials + blockIdx.x * args.hidden_size + team.lane * width;
+  A* const partial = args.partials + blockIdx.x * args.hidden_size;
 #pragma unroll
   for (int k = 0; k < kept; ++k) {
-    if (ring.has(k)) detail::store_piece(ring.place(k), partial, dweight[k]);
+    if (lane.has(k)) detail::store_piece(lane.piece(k), partial, dweight[k]);
   }
 }
 
@@ -176,34 +259,29 @@ template <class T>
 void run_norm_forward(const detail::ExecutionSpace& space, const char* label, const NormForward<T>& args,
                       bool whole) {
   if (args.tokens == 0 || args.hidden_size == 0) return;
-  const int lanes = norm_lanes<T>(args.hidden_size);
-  const LaunchShape shape{.blocks = norm_blocks<T>(args.tokens, args.hidden_size, norm_forward_resident),
-                          .lanes = lanes,
-                          .shared_bytes = RowRing<T, 1, norm_kept, norm_forward_stages, true>::bytes(lanes)};
+  const LaunchShape shape{.blocks = static_cast<int>((args.tokens + 1) / 2),
+                          .lanes = norm_lanes<T>(args.hidden_size, norm_most_kept)};
   launch_labelled(space, label, shape, whole ? norm_forward_rows<T, true> : norm_forward_rows<T, false>,
                   args);
 }
 
-/// @param whole see whole_pieces; @pre fits_norm_rows. Leaves norm_blocks(tokens, hidden_size,
-/// norm_backward_resident) rows of partials.
+/// @param whole see whole_pieces; @pre fits_norm_rows. Leaves norm_backward_blocks(tokens, hidden_size) rows
+/// of partials.
 template <class T>
 void run_norm_backward(const detail::ExecutionSpace& space, const char* label, const NormBackward<T>& args,
                        bool whole) {
   if (args.tokens == 0 || args.hidden_size == 0) return;
-  const int lanes = norm_lanes<T>(args.hidden_size);
-  const auto launch = [&]<bool HasResidual>(std::bool_constant<HasResidual>) {
-    const LaunchShape shape{.blocks = norm_blocks<T>(args.tokens, args.hidden_size, norm_backward_resident),
-                            .lanes = lanes,
-                            .shared_bytes = RowRing < T,
-                            HasResidual ? 3 : 2,
-                            norm_kept,
-                            norm_backward_stages,
-                            true > ::bytes(lanes)};
-    launch_labelled(
-        space, label, shape,
-        whole ? norm_backward_rows<T, HasResidual, true> : norm_backward_rows<T, HasResidual, false>, args);
-  };
-  args.residual != nullptr ? launch(std::true_type()) : launch(std::false_type());
+  with_norm_backward_form<T>(args.hidden_size, [&]<class Form>(Form) {
+    const LaunchShape shape{.blocks = norm_backward_blocks<T>(args.tokens, args.hidden_size),
+                            .lanes = norm_lanes<T>(args.hidden_size, Form::kept)};
+    const auto launch = [&]<bool HasResidual>(std::bool_constant<HasResidual>) {
+      launch_labelled(space, label, shape,
+                      whole ? norm_backward_rows<T, Form, HasResidual, true>
+                            : norm_backward_rows<T, Form, HasResidual, false>,
+                      args);
+    };
+    args.residual != nullptr ? launch(std::true_type()) : launch(std::false_type());
+  });
 }
 
 #endif
