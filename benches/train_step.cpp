@@ -231,7 +231,7 @@ void run(Options options) {
   const std::unique_ptr<Device> device = make_device(config.device_memory_limit, host_budget(config).bytes);
   const std::size_t used_at_start = device->used_bytes();
   const HostBudget host = host_budget(config);
-  const std::optional<HardwareProfile> profile = profile_of_run(config, *device, host);
+  const std::optional<HardwareProfile> profile = profile_of_run(config, *device);
   if (profile) {
     const auto begin = Clock::now();
     const Plan placed =

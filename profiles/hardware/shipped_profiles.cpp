@@ -23,6 +23,19 @@ std::optional<HardwareProfile> shipped_profile(std::string_view name) {
   return {};
 }
 
+namespace {
+
+/// "NVIDIA H200 (sm_90), …" and "NVIDIA GH200 480GB (sm_90), …" are their names with what may follow: a size
+/// of memory. "NVIDIA H200 NVL" is another card.
+bool is_description_of(std::string_view name, std::string_view description) {
+  if (!description.starts_with(name)) return false;
+  const std::string_view rest = description.substr(name.size());
+  return rest.empty() || rest.starts_with(" (") ||
+         (rest.size() > 1 && rest[0] == ' ' && rest[1] >= '0' && rest[1] <= '9');
+}
+
+}  // namespace
+
 std::optional<HardwareProfile> shipped_profile_for(std::string_view device_description, double device_bytes,
                                                    double host_bytes) {
   std::optional<HardwareProfile> nearest;
@@ -32,7 +45,7 @@ std::optional<HardwareProfile> shipped_profile_for(std::string_view device_descr
   };
   for (const ProfileText& text : profile_texts()) {
     HardwareProfile profile = parse_hardware_profile(text.yaml, text.name);
-    if (device_description.find(profile.device.name) == std::string_view::npos) continue;
+    if (!is_description_of(profile.device.name, device_description)) continue;
     if (!nearest || distance(profile) < distance(*nearest)) nearest = std::move(profile);
   }
   return nearest;

@@ -15,8 +15,8 @@ std::vector<std::string> shipped_profile_names();
 /// The profile with that name, if there is one.
 std::optional<HardwareProfile> shipped_profile(std::string_view name);
 
-/// Of the profiles whose device's name is part of `device_description`, that with the memories nearest to
-/// these; none if there is no such device.
+/// Of the profiles of the device that `device_description` begins with the name of, that with the memories
+/// nearest to these; none if there is no such device.
 std::optional<HardwareProfile> shipped_profile_for(std::string_view device_description, double device_bytes,
                                                    double host_bytes);
 

@@ -82,7 +82,7 @@ void plan(const PlanOptions& options) {
   }
   const HostBudget host = host_budget(config.run);
   const std::unique_ptr<Device> device = make_device(config.run.device_memory_limit, host.bytes);
-  if (const std::optional<HardwareProfile> profile = profile_of_run(config.run, *device, host)) {
+  if (const std::optional<HardwareProfile> profile = profile_of_run(config.run, *device)) {
     print_plan(spec, config.run, {*profile, *device, host}, data_bytes);
   } else {
     print_memory(spec, config.run, *device, host, data_bytes);

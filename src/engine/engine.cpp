@@ -146,7 +146,7 @@ Engine::Engine(const ModelSpec& spec, const RunConfig& config, EngineMode mode, 
                                                            .optimizer = optimizer_,
                                                            .libraries = libraries_},
                                          diagnostics.poison);
-  if (mode == EngineMode::train && !device.uses_host_memory()) rehearse();
+  if (mode == EngineMode::train && diagnostics.rehearse && !device.uses_host_memory()) rehearse();
 }
 
 Engine::~Engine() = default;

@@ -38,7 +38,8 @@ struct StepSettings {
 
 /// Test and diagnosis switches.
 struct EngineDiagnostics {
-  bool poison = false;  ///< NaN in every buffer that must not be read before it is written
+  bool poison = false;   ///< NaN in every buffer that must not be read before it is written
+  bool rehearse = true;  ///< on a GPU, before the first step
   ExecutionObserver* observer = nullptr;
 };
 
@@ -93,7 +94,7 @@ class Engine {
   const HostPin* host_pin() const { return host_pin_.get(); }
   WorkerPool& pool() { return pool_; }
   /// What the link and the host's memory can do, measured on the engine's own memory in some 0.1 s. Host
-  /// memory keeps its contents. @pre no step has run yet.
+  /// memory keeps its contents. @pre no call of train_step or evaluate yet.
   MeasuredRates measure_rates();
   /// The schedule that ran last.
   const Schedule& schedule() const { return schedule_; }

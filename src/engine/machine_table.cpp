@@ -10,19 +10,14 @@
 namespace layerstream {
 namespace {
 
-/// The same model with as many layers as the machine can train, by its smallest placement; 0: not even one.
-ModelSpec largest_model(ModelSpec spec, const RunConfig& config, DescribedDevice& device,
-                        const HostBudget& host, std::size_t data_bytes) {
-  RunConfig smallest = config;
-  smallest.activation_policy = ActivationPolicy::input;
-  smallest.activations_on_host = true;
-  smallest.resident_blocks = 0;
-  smallest.optimizer_device_share = 0.0;
+/// The same model with as many layers as there is a placement for; 0: not even one.
+ModelSpec largest_model(ModelSpec spec, const RunConfig& config, const Machine& machine,
+                        std::size_t data_bytes) {
   const auto fits = [&](std::int64_t layers) {
     spec.num_hidden_layers = layers;
-    return shortfall(plan_run(spec, smallest, device, data_bytes).ledger, host, device).empty();
+    return can_be_placed(spec, config, machine, data_bytes);
   };
-  constexpr std::int64_t too_many = 100'000;
+  constexpr std::int64_t too_many = 10'000;
   std::int64_t fitting = 0;
   std::int64_t failing = too_many;
   while (failing - fitting > 1) {
@@ -62,25 +57,26 @@ std::string machine_table(const ModelSpec& spec, const RunConfig& config, std::s
     const HardwareProfile profile = *shipped_profile(name);
     DescribedDevice device = described_device(profile, config);
     const HostBudget host = described_host(profile, config);
-    const ModelSpec largest = largest_model(spec, config, device, host, data_bytes);
-    const std::string largest_text =
-        largest.num_hidden_layers == 0
-            ? "none"
-            : fmt::format("{:.1f}B ({} layers)",
-                          1e-9 * static_cast<double>(make_layout(largest).num_parameters()),
-                          largest.num_hidden_layers);
+    const Machine machine{.profile = profile, .device = device, .host = host};
+    std::string largest_text = "none";
     try {
-      const Plan plan =
-          plan_placement(spec, config, {.profile = profile, .device = device, .host = host}, data_bytes);
+      const ModelSpec largest = largest_model(spec, config, machine, data_bytes);
+      if (largest.num_hidden_layers > 0) {
+        largest_text = fmt::format("{:.1f}B ({} layers)",
+                                   1e-9 * static_cast<double>(make_layout(largest).num_parameters()),
+                                   largest.num_hidden_layers);
+      }
+      const Plan plan = plan_placement(spec, config, machine, data_bytes);
       table += fmt::format("| {} | {:.0f} | {:.4g} | {:.0f} | {:.0f} | {} | {} |\n", name,
                            plan.tokens_per_second(), plan.prediction.run.seconds,
                            1e-9 * static_cast<double>(plan.memory.ledger.total(Space::device)),
                            1e-9 * static_cast<double>(plan.memory.ledger.total(Space::host)),
                            plan.bottleneck.what, largest_text);
-    } catch (const ResourceError& error) {
+    } catch (const Error& error) {  // of this machine: memory, or a backend that it does not have
+      if (error.code() != exit_code::refused) throw;
       const std::string message = error.what();
-      table += fmt::format("| {} | does not fit | | | | {} | {} |\n", name,
-                           message.substr(0, message.find('\n')), largest_text);
+      table += fmt::format("| {} | refused | | | | {} | {} |\n", name, message.substr(0, message.find('\n')),
+                           largest_text);
     }
   }
   return table;

@@ -176,8 +176,9 @@ void check_memory(const Ledger& ledger, const HostBudget& host, const Device& de
   const std::string problems = shortfall(ledger, host, device);
   if (problems.empty()) return;
   throw ResourceError(fmt::format(
-      "{}{}  lower chunk_tokens, cutoff_len, per_device_train_batch_size or weight_slots, choose "
-      "activation_policy: input, or raise the limit that binds (device_memory_limit, host_memory_limit)",
+      "{}{}  lower chunk_tokens, cutoff_len or per_device_train_batch_size, place less on what is short "
+      "(resident_blocks, weight_slots, activation_policy, activation_home, gradient_home), or raise the limit that "
+      "binds (device_memory_limit, host_memory_limit)",
       problems, ledger.to_table()));
 }
 

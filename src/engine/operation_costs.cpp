@@ -117,8 +117,10 @@ OperationCost OperationCosts::of(const Operation& operation) const {
       cost = kernels(backward(operation));
       break;
     case OperationKind::clear_gradient:
-      // Matrices are not cleared but for the embedding's.
-      if (operation.block == 0) cost = kernels(gradient_pass(operation));
+      // What products write is not cleared: all matrices but that of an embedding that no head multiplies
+      // with.
+      if (operation.block == 0 && !shape_.layout.head_uses_embedding)
+        cost = kernels(gradient_pass(operation));
       break;
     case OperationKind::gradient_norm:
       cost = kernels(gradient_pass(operation));
@@ -294,7 +296,7 @@ OperationCosts::KernelWork OperationCosts::head(const Operation& operation) cons
   return work;
 }
 
-/// decoder_rebuild_key_value, and the group's gradients of keys and values (accumulator dtype) to zero.
+/// decoder_rebuild_key_value.
 OperationCosts::KernelWork OperationCosts::rebuild(const Operation& operation) const {
   const ModelSpec& spec = shape_.spec;
   const double t = tokens(operation);
@@ -315,7 +317,6 @@ OperationCosts::KernelWork OperationCosts::rebuild(const Operation& operation) c
   }
   for (int tensor = 0; tensor < 2; ++tensor) {
     work.move(2.0 * size * kv, efficiency::key_value_forward);
-    work.move(static_cast<double>(size_of(shape_.accumulator())) * kv, efficiency::whole);
   }
   return work;
 }

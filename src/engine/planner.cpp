@@ -1,6 +1,7 @@
 #include "engine/planner.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -27,6 +28,15 @@ struct Choice {
   friend auto operator<=>(const Choice&, const Choice&) = default;
 };
 
+/// The keys that a placement consists of.
+std::vector<ConfigField> placement_fields() {
+  std::vector<ConfigField> fields = config_schema();
+  std::erase_if(fields, [](const ConfigField& field) {
+    return field.section != "Placement" || field.key == "hardware_profile";
+  });
+  return fields;
+}
+
 class Search {
  public:
   Search(const ModelSpec& spec, const RunConfig& config, const Machine& machine, std::size_t data_bytes)
@@ -34,6 +44,10 @@ class Search {
     add_process_lines(process_, data_bytes);
     chunks_ = uniform_chunk_plan(config.per_device_train_batch_size * config.gradient_accumulation_steps,
                                  config.cutoff_len, config.chunk_tokens);
+  }
+
+  bool any_fits() const {
+    return std::ranges::any_of(smallest(), [&](const Choice& choice) { return most_resident(choice) >= 0; });
   }
 
   Plan best() {
@@ -72,7 +86,25 @@ class Search {
         }
       }
     }
+    for (const Choice& extreme : smallest()) points.push_back(extreme);
     return points;
+  }
+
+  /// What needs the least of the device, and what needs the least of the host; whatever fits, one of them
+  /// does.
+  std::array<Choice, 2> smallest() const {
+    const Choice of_device{.weight_slots = 1,
+                           .loop_order = LoopOrder::layer_major,
+                           .activation_policy = ActivationPolicy::all,
+                           .activation_blocks = 0,
+                           .activations_on_host = true,
+                           .share_percent = 0,
+                           .gradients_on_host = true};
+    Choice of_host = of_device;
+    of_host.activations_on_host = false;
+    of_host.share_percent = 100;
+    of_host.gradients_on_host = false;
+    return {obeying(of_device), obeying(of_host)};
   }
 
   /// The choice with what the configuration gives, and one of the choices that come to the same.
@@ -89,6 +121,9 @@ class Search {
     const bool immediate = given_.optimizer_update == OptimizerUpdate::immediate;
     if (immediate || (machine_.device.uses_host_memory() && !given_.optimizer_device_share)) {
       choice.share_percent = 0;
+    }
+    if (given_.optimizer_device_share) {
+      choice.share_percent = static_cast<int>(std::lround(100.0 * *given_.optimizer_device_share));
     }
     choice.activation_blocks = std::min<std::int64_t>(choice.activation_blocks, num_layers());
     // One group: both orders are the same, and layer-major needs less memory.
@@ -116,23 +151,27 @@ class Search {
     return plan;
   }
 
-  bool fits(const RunConfig& config) const {
-    return shortfall(memory_of(config).ledger, machine_.host, machine_.device).empty();
+  bool fits(const Ledger& ledger) const { return shortfall(ledger, machine_.host, machine_.device).empty(); }
+  bool fits_device(const Ledger& ledger) const {
+    return ledger.total(Space::device) <= machine_.device.memory_limit();
   }
 
-  /// As many resident blocks as fit; −1: not even none.
+  /// As many resident blocks as fit; −1: there is no number of them that does. What they need of the device
+  /// grows with their number, and what the others need of the host shrinks.
   std::int64_t most_resident(const Choice& choice) const {
-    if (given_.resident_blocks) {
-      const std::int64_t blocks = *given_.resident_blocks;
-      return fits(config_of(choice, blocks)) ? blocks : -1;
-    }
+    const auto ledger_of = [&](std::int64_t blocks) { return memory_of(config_of(choice, blocks)).ledger; };
+    if (given_.resident_blocks)
+      return fits(ledger_of(*given_.resident_blocks)) ? *given_.resident_blocks : -1;
     const std::int64_t all = given_.optimizer_update == OptimizerUpdate::immediate ? 0 : num_layers() + 2;
-    if (fits(config_of(choice, all))) return all;
     std::int64_t fitting = -1;
-    std::int64_t too_many = all;
+    std::int64_t too_many = all + 1;
     while (too_many - fitting > 1) {
       const std::int64_t middle = fitting + (too_many - fitting) / 2;
-      (fits(config_of(choice, middle)) ? fitting : too_many) = middle;
+      (fits_device(ledger_of(middle)) ? fitting : too_many) = middle;
+    }
+    // A simulated device takes its memory from the host.
+    while (fitting >= 0 && !fits(ledger_of(fitting))) {
+      fitting = machine_.device.uses_host_memory() ? fitting - 1 : -1;
     }
     return fitting;
   }
@@ -180,7 +219,7 @@ class Search {
         c.activation_blocks = num_layers();
       });
     }
-    for (const std::int64_t slots : {2, 3}) add([&](Choice& c) { c.weight_slots = slots; });
+    for (const std::int64_t slots : {1, 2, 3}) add([&](Choice& c) { c.weight_slots = slots; });
     add([](Choice& c) { c.gradients_on_host = !c.gradients_on_host; });
     add([](Choice& c) { c.activations_on_host = !c.activations_on_host; });
     add([](Choice& c) {
@@ -214,19 +253,32 @@ class Search {
     return plan;
   }
 
-  /// Nothing fits: says by how much the smallest placement does not.
+  /// Nothing fits: says what the placement that misses least is missing, and which given keys narrow the
+  /// choice.
   [[noreturn]] void refuse() const {
-    const Choice least = obeying({.weight_slots = 1,
-                                  .loop_order = LoopOrder::layer_major,
-                                  .activation_policy = ActivationPolicy::input,
-                                  .activation_blocks = 0,
-                                  .activations_on_host = true,
-                                  .share_percent = 0,
-                                  .gradients_on_host = true});
-    check_memory(memory_of(config_of(least, given_.resident_blocks.value_or(0))).ledger, machine_.host,
-                 machine_.device);
-    throw ResourceError(
-        "this run fits only with weight_slots: 1 and host placements that the configuration excludes");
+    const auto missing = [&](const Ledger& ledger) {
+      const auto over = [](std::size_t need, std::size_t have) { return need > have ? need - have : 0; };
+      return over(ledger.total(Space::device), machine_.device.memory_limit()) +
+             over(ledger.total(Space::host), machine_.host.bytes);
+    };
+    std::optional<Ledger> nearest;
+    for (const Choice& choice : smallest()) {
+      Ledger ledger = memory_of(config_of(choice, given_.resident_blocks.value_or(0))).ledger;
+      if (!nearest || missing(ledger) < missing(*nearest)) nearest = std::move(ledger);
+    }
+    std::string given;
+    for (const ConfigField& field : placement_fields()) {
+      const std::string value = field.show(given_);
+      if (value != "null") given += fmt::format("{}{}: {}", given.empty() ? "" : ", ", field.key, value);
+    }
+    try {
+      check_memory(*nearest, machine_.host, machine_.device);
+    } catch (const ResourceError& error) {
+      if (given.empty()) throw;
+      throw ResourceError(fmt::format(
+          "{}\n  the configuration fixes {}; what is left out is the planner's choice", error.what(), given));
+    }
+    throw ResourceError(fmt::format("no placement fits that has {}; leave out what need not be", given));
   }
 
   /// Bounds the search where a step has very many operations: some seconds of simulation.
@@ -250,21 +302,25 @@ Plan plan_placement(const ModelSpec& spec, const RunConfig& config, const Machin
   return Search(spec, config, machine, data_bytes).best();
 }
 
-std::optional<HardwareProfile> profile_of_run(const RunConfig& config, const Device& device,
-                                              const HostBudget& host) {
+bool can_be_placed(const ModelSpec& spec, const RunConfig& config, const Machine& machine,
+                   std::size_t data_bytes) {
+  return Search(spec, config, machine, data_bytes).any_fits();
+}
+
+std::optional<HardwareProfile> profile_of_run(const RunConfig& config, const Device& device) {
   if (!config.hardware_profile.empty()) return find_hardware_profile(config.hardware_profile);
   if (device.uses_host_memory()) return {};
+  // What the machine has says which it is, not what this run may use of it.
+  RunConfig unlimited = config;
+  unlimited.host_memory_limit.reset();
   return shipped_profile_for(device.description(), static_cast<double>(device.memory_limit()),
-                             static_cast<double>(host.bytes));
+                             static_cast<double>(host_budget(unlimited).bytes));
 }
 
 std::string Plan::placement_yaml() const {
   std::string text;
-  for (const ConfigField& field : config_schema()) {
-    if (field.section == "Placement" && field.key != "hardware_profile") {
-      text += fmt::format("{}: {}\n", field.key, field.show(config));
-    }
-  }
+  for (const ConfigField& field : placement_fields())
+    text += fmt::format("{}: {}\n", field.key, field.show(config));
   return text;
 }
 

@@ -128,7 +128,7 @@ Trainer::WeightSource Trainer::open_weights() const {
 void Trainer::place(std::size_t data_bytes) {
   const RunConfig& run = config_.run;
   const HostBudget host = host_budget(run);
-  if (const std::optional<HardwareProfile> profile = profile_of_run(run, device_, host)) {
+  if (const std::optional<HardwareProfile> profile = profile_of_run(run, device_)) {
     const Plan plan =
         plan_placement(spec_, run, {.profile = *profile, .device = device_, .host = host}, data_bytes);
     log_.info("plan: {} placements simulated with the rates of {}", plan.num_candidates, profile->name);

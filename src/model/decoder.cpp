@@ -335,7 +335,7 @@ std::size_t decoder_workspace(const ModelSpec& spec, std::int64_t chunk_tokens, 
     attention =
         std::max(attention, on_gpu ? ops::gpu_attention_workspace(limits) : ops::attention_workspace(limits));
   }
-  return std::max({ops::linear_workspace(compute), attention,
+  return std::max({on_gpu ? ops::gpu_linear_workspace : ops::linear_workspace(compute), attention,
                    ops::rms_norm_backward_workspace(chunk_tokens, spec.hidden_size, compute),
                    ops::head_transform_backward_workspace(chunk_tokens, spec.num_attention_heads,
                                                           spec.head_dim, compute)});

@@ -118,7 +118,7 @@ void decoder_backward(const ops::Context& context, const DecoderPass& pass, cons
 
 /// Bytes of ops::Context::workspace that the three functions need for chunks of up to `chunk_tokens` in
 /// groups of up to `group_tokens`. @param longest_row tokens; 0: as long as a group
-/// @param on_gpu a GPU's kernels, whichever build this is
+/// @param on_gpu of a GPU, whichever build this is: its products and attention, which need the most
 std::size_t decoder_workspace(const ModelSpec& spec, std::int64_t chunk_tokens, std::int64_t group_tokens,
                               DType compute, bool deterministic, std::int64_t longest_row = 0,
                               bool on_gpu = false);

@@ -28,6 +28,9 @@ void linear_backward_weight(const Context& context, TensorView dw, ConstTensorVi
                             bool accumulate = true);
 
 std::size_t linear_workspace(DType compute);
+/// The same for a GPU, in any build. NVIDIA's figure for Hopper (cuBLAS documentation, cublasSetWorkspace); a
+/// constant, so that the choice of an algorithm never depends on how much memory there is.
+inline constexpr std::size_t gpu_linear_workspace = std::size_t{32} << 20;
 
 /// y[t, :] += bias. @param y (T, N) compute dtype, @param bias (N) accumulator dtype.
 void add_bias(const Context& context, TensorView y, ConstTensorView bias);

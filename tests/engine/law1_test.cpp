@@ -255,6 +255,18 @@ TEST_P(Asynchrony, PoisonedBuffersAndRandomDelaysChangeNoBit) {
 INSTANTIATE_TEST_SUITE_P(Everywhere, Asynchrony, ::testing::ValuesIn(knobs()),
                          [](const auto& info) { return info.param.name; });
 
+/// The rehearsal chooses algorithms; it must not choose bits. Without effect in a CPU build.
+TEST(Law1Rehearsal, ChangesNoBit) {
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    for (const std::int64_t chunk_tokens : {40, 7}) {
+      RunConfig run = tiny_run();
+      run.compute_dtype = compute;
+      run.chunk_tokens = chunk_tokens;
+      EXPECT_TRUE(train(tiny_spec(), run, 3) == train(tiny_spec(), run, 3, {.rehearse = false}));
+    }
+  }
+}
+
 TEST(Law1Evaluation, LossOfAForwardPassEqualsTheTrainingLoss) {
   const ModelSpec spec = tiny_spec(true);
   for (const ActivationPolicy policy :

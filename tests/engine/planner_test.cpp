@@ -145,6 +145,26 @@ TEST(Planner, WhatCannotFitIsRefusedWithWhatItNeeds) {
               AllOf(HasSubstr("device memory: need"), HasSubstr("resident")));
 }
 
+TEST(Planner, WhatFitsInTheSmallestPlacementsOnlyIsFound) {
+  // A card that holds one slot of the head and little else; a host that holds states, and gradients only if
+  // the device keeps them; and one where the host has room only once many blocks are resident.
+  for (const std::uint64_t limit : {11, 12, 13}) {
+    EXPECT_EQ(refusal_on("h200-pcie5-128g", qwen(), run_of(8192, limit * gib)), "") << limit;
+  }
+  EXPECT_EQ(refusal_on("h200-pcie5-128g", qwen(41), run_of(8192)), "");
+  RunConfig run = run_of(8192);
+  run.gradients_on_host = true;
+  EXPECT_EQ(refusal_on("h200-pcie5-128g", qwen(37), run), "");
+}
+
+TEST(Planner, ARefusalNamesTheGivenKeysThatNarrowTheChoice) {
+  RunConfig run = run_of(8192, 24 * gib);
+  run.resident_blocks = 20;
+  run.activations_on_host = false;
+  EXPECT_THAT(refusal_on("h200-pcie5-128g", qwen(), run),
+              AllOf(HasSubstr("resident_blocks: 20"), HasSubstr("activation_home: device")));
+}
+
 TEST(Planner, ContradictoryKeysAreRefused) {
   RunConfig run = run_of(8192);
   run.optimizer_update = OptimizerUpdate::immediate;
@@ -166,12 +186,21 @@ TEST(Planner, ProfilesAreFoundByTheDriversDescription) {
   EXPECT_EQ(name("NVIDIA GH200 480GB (sm_90)", 1.0e11, 4.8e11), "gh200-96g-480g");
   EXPECT_EQ(name("NVIDIA GH200 144G HBM3e (sm_90)", 1.5e11, 4.8e11), "gh200-144g-480g");
   EXPECT_EQ(name("simulated device, 2.00 GiB", 2e9, 8e9), "none");
+  EXPECT_EQ(name("NVIDIA H200 NVL (sm_90)", 1.49e11, 1.3e11), "none");
+  EXPECT_EQ(name("NVIDIA GeForce RTX 4090 D (sm_89)", 2.5e10, 1.3e11), "none");
 }
 
 TEST(MachineTable, HasALineForEachMachineWithTheLargestModel) {
   const std::string table = machine_table(qwen(), run_of(8192), 0);
   for (const std::string& name : shipped_profile_names()) EXPECT_THAT(table, HasSubstr("| " + name + " |"));
-  EXPECT_THAT(table, HasSubstr("does not fit"));  // the RTX 3090's host
+  EXPECT_THAT(table, HasSubstr("refused"));  // the RTX 3090's host
+  // What one machine refuses is its line.
+  RunConfig coherent = run_of(8192);
+  coherent.backend = BackendChoice::coherent;
+  const std::string of_coherent = machine_table(qwen(), coherent, 0);
+  EXPECT_THAT(of_coherent,
+              AllOf(HasSubstr("| h200-pcie5-128g | refused"), HasSubstr("share the host's page tables")));
+  EXPECT_THAT(of_coherent, ::testing::Not(HasSubstr("| gh200-96g-480g | refused")));
 }
 
 /// Plans for cards of different sizes place a model differently, and train it to the same bits.

@@ -19,7 +19,7 @@ struct ColumnTileSums {
   static constexpr int width = detail::lane_width<T>;
   static constexpr int lanes = 512, run = 16;  ///< lanes of a block; lanes side by side in a row
   static constexpr int tile = run * width;     ///< columns
-  static constexpr int cluster = 4;            ///< blocks
+  static constexpr int cluster = 8;            ///< blocks
   static constexpr int at_once = 8;            ///< rows that a lane reads before it adds
   /// From here on a cluster has enough to do for each of its lanes.
   static constexpr std::int64_t fewest_rows = 1024;

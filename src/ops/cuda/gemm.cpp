@@ -1,5 +1,7 @@
 #include "ops/detail/gemm.hpp"
 
+#include <vector>
+
 #include "ops/cuda/cublas_error.hpp"
 #include "ops/cuda/gemm_plans.hpp"
 #include "ops/cuda/gemm_trial.hpp"
@@ -40,20 +42,24 @@ void gemm(const char* operation, const Context& context, const GemmArguments& g)
                        cuda::gemm_workspace_bytes, static_cast<cudaStream_t>(context.stream.native())),
         fmt::format("{}: {}", operation, cuda::describe(key)));
   };
-  const auto run = [&](const cublasLtMatmulAlgo_t& algorithm) {
+  const auto run = [&](const cublasLtMatmulAlgo_t& algorithm, bool adds) {
     if (key.compute == DType::f64) {
-      multiply(1.0, g.addend ? 1.0 : 0.0, algorithm);
+      multiply(1.0, adds ? 1.0 : 0.0, algorithm);
     } else {
-      multiply(1.0F, g.addend ? 1.0F : 0.0F, algorithm);
+      multiply(1.0F, adds ? 1.0F : 0.0F, algorithm);
     }
   };
   if (plans.is_rehearsing() && !plan.tried) {
+    // The first is what a process that does not try has.
+    std::vector<cublasLtMatmulAlgo_t> algorithms{plan.algorithm};
     constexpr int candidates = 8;
-    plan.algorithm = cuda::fastest_with_same_bits(
-        context, g, cuda::gemm_candidates(plans.handle(), key, descriptors, candidates), run);
+    for (const auto& candidate : cuda::gemm_candidates(plans.handle(), key, descriptors, candidates)) {
+      algorithms.push_back(candidate.algo);
+    }
+    plan.algorithm = cuda::fastest_with_same_bits(context, g, algorithms, run);
     plan.tried = true;
   }
-  run(plan.algorithm);
+  run(plan.algorithm, static_cast<bool>(g.addend));
 }
 
 std::size_t gemm_workspace(DType) {

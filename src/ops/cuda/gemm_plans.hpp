@@ -14,12 +14,12 @@
 
 #include "core/dtype.hpp"
 #include "ops/context.hpp"
+#include "ops/linear.hpp"
 
 namespace layerstream::ops::cuda {
 
-/// Workspace that a GEMM may use: NVIDIA's figure for Hopper (cuBLAS documentation, cublasSetWorkspace). A
-/// constant, so that the choice of an algorithm never depends on how much memory there is.
-inline constexpr std::size_t gemm_workspace_bytes = std::size_t{32} << 20;
+/// Workspace that a GEMM may use.
+inline constexpr std::size_t gemm_workspace_bytes = gpu_linear_workspace;
 
 /// All that the choice of an algorithm depends on, for out (m, n) = op(a) · op(b) + addend in row-major
 /// order.
@@ -82,8 +82,8 @@ class GemmPlans {
 
   cublasLtHandle_t handle() const { return handle_.get(); }
 
-  /// The heuristic's first choice, asked for once per key, unless a rehearsal found a faster one with the same
-  /// bits: the same key gives the same bits in every process on one GPU model and library version. The
+  /// The heuristic's first choice, asked for once per key, unless a rehearsal found a faster one with the
+  /// same bits: the same key gives the same bits in every process on one GPU model and library version. The
   /// reference lives as long as this object.
   /// @throws CudaError
   GemmPlan& plan(const GemmKey& key);

@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <memory>
 
@@ -78,7 +79,7 @@ OwnedEvent make_event() {
 }  // namespace
 
 cublasLtMatmulAlgo_t fastest_with_same_bits(const Context& context, const detail::GemmArguments& arguments,
-                                            const std::vector<cublasLtMatmulHeuristicResult_t>& candidates,
+                                            const std::vector<cublasLtMatmulAlgo_t>& algorithms,
                                             const RunGemm& run) {
   const ExecutionSpace& space = detail::execution_space(context);
   const auto stream = static_cast<cudaStream_t>(context.stream.native());
@@ -91,14 +92,23 @@ cublasLtMatmulAlgo_t fastest_with_same_bits(const Context& context, const detail
     const cublasLtMatmulAlgo_t* algorithm;
     float milliseconds = std::numeric_limits<float>::infinity();
   };
-  std::vector<Trial> trials;
-  std::uint64_t expected = 0;
-  for (const auto& candidate : candidates) {
-    fill_random(space, arguments.out, 4);
-    run(candidate.algo);
-    const std::uint64_t sum = checksum(space, arguments.out);
-    if (trials.empty()) expected = sum;
-    if (sum == expected) trials.push_back({&candidate.algo});
+  const auto bits_of = [&](const cublasLtMatmulAlgo_t& algorithm) {
+    std::array<std::uint64_t, 2> sums{};
+    for (const bool adds : {false, true}) {
+      fill_random(space, arguments.out, 4);
+      run(algorithm, adds);
+      sums[adds ? 1 : 0] = checksum(space, arguments.out);
+    }
+    return sums;
+  };
+  std::vector<Trial> trials{{&algorithms.front()}};
+  const std::array<std::uint64_t, 2> expected = bits_of(algorithms.front());
+  for (std::size_t i = 1; i < algorithms.size(); ++i) {
+    try {
+      if (bits_of(algorithms[i]) == expected) trials.push_back({&algorithms[i]});
+    } catch (const CudaError&) {
+      // The library suggests it and does not run it: the others do.
+    }
   }
   // Rounds over all candidates, so that a card that warms up meanwhile is as warm for each.
   constexpr int rounds = 3;
@@ -106,7 +116,7 @@ cublasLtMatmulAlgo_t fastest_with_same_bits(const Context& context, const detail
   for (int round = 0; round < rounds; ++round) {
     for (Trial& trial : trials) {
       LAYERSTREAM_CUDA(cudaEventRecord(begin.get(), stream));
-      run(*trial.algorithm);
+      run(*trial.algorithm, static_cast<bool>(arguments.addend));
       LAYERSTREAM_CUDA(cudaEventRecord(end.get(), stream));
       LAYERSTREAM_CUDA(cudaEventSynchronize(end.get()));
       float milliseconds = 0.0F;
