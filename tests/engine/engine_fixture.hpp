@@ -36,6 +36,22 @@ inline ModelSpec tiny_spec(bool tied = true) {
   return spec;
 }
 
+/// The shape of examples/qwen2.5-7b-shape, with as many layers. For plans: nothing of it is ever allocated.
+inline ModelSpec qwen2_5_7b(std::int64_t layers = 28) {
+  ModelSpec spec;
+  spec.family = Family::qwen2;
+  spec.vocab_size = 152064;
+  spec.hidden_size = 3584;
+  spec.intermediate_size = 18944;
+  spec.num_hidden_layers = layers;
+  spec.num_attention_heads = 28;
+  spec.num_key_value_heads = 4;
+  spec.head_dim = 128;
+  spec.max_position_embeddings = 32768;
+  spec.qkv_bias = true;
+  return spec;
+}
+
 /// Rows of different lengths, some with several documents, some targets missing; a function of the seed.
 inline std::vector<TokenRow> random_rows(int count, std::int64_t max_tokens, std::int64_t vocab_size,
                                          std::uint64_t seed) {

@@ -20,22 +20,6 @@ using ::testing::HasSubstr;
 
 constexpr std::uint64_t gib = 1ULL << 30;
 
-/// Qwen2.5-7B with as many layers.
-ModelSpec qwen(std::int64_t layers = 28) {
-  ModelSpec spec;
-  spec.family = Family::qwen2;
-  spec.vocab_size = 152064;
-  spec.hidden_size = 3584;
-  spec.intermediate_size = 18944;
-  spec.num_hidden_layers = layers;
-  spec.num_attention_heads = 28;
-  spec.num_key_value_heads = 4;
-  spec.head_dim = 128;
-  spec.max_position_embeddings = 32768;
-  spec.qkv_bias = true;
-  return spec;
-}
-
 RunConfig run_of(std::int64_t step_tokens, std::optional<std::uint64_t> device_limit = {}) {
   RunConfig run;
   run.cutoff_len = 1024;
@@ -62,11 +46,11 @@ std::string refusal_on(const std::string& machine, const ModelSpec& spec, const 
 }
 
 TEST(Planner, A7BModelLivesOnAnH200AndStreamsThroughASmallCard) {
-  const Plan large = plan_on("h200-pcie5-128g", qwen(), run_of(32768));
+  const Plan large = plan_on("h200-pcie5-128g", qwen2_5_7b(), run_of(32768));
   EXPECT_GE(*large.config.resident_blocks, 25);
   EXPECT_EQ(*large.config.loop_order, LoopOrder::micro_batch_major);
   EXPECT_EQ(*large.config.activation_policy, ActivationPolicy::all);
-  const Plan small = plan_on("h200-pcie5-128g", qwen(), run_of(32768, 16 * gib));
+  const Plan small = plan_on("h200-pcie5-128g", qwen2_5_7b(), run_of(32768, 16 * gib));
   EXPECT_LE(*small.config.resident_blocks, 2);
   EXPECT_EQ(*small.config.loop_order, LoopOrder::layer_major);
   EXPECT_LT(small.tokens_per_second(), large.tokens_per_second());
@@ -76,7 +60,7 @@ TEST(Planner, EveryKeyIsDecidedAndEverythingFits) {
   for (const std::string& machine : shipped_profile_names()) {
     const HardwareProfile profile = find_hardware_profile(machine);
     const RunConfig run = run_of(8192);
-    const ModelSpec spec = qwen(machine == "rtx3090" ? 8 : 28);
+    const ModelSpec spec = qwen2_5_7b(machine == "rtx3090" ? 8 : 28);
     const Plan plan = plan_on(machine, spec, run);
     const RunConfig& c = plan.config;
     EXPECT_TRUE(c.weight_slots && c.loop_order && c.activation_policy && c.activation_blocks &&
@@ -97,7 +81,7 @@ TEST(Planner, MoreDeviceMemoryNeverMakesAStepMuchSlower) {
     double fastest = 0.0;
     for (const std::uint64_t limit : {16, 20, 24, 32, 40, 56, 80, 100, 120, 137}) {
       const double speed =
-          plan_on("h200-pcie5-128g", qwen(), run_of(step_tokens, limit * gib)).tokens_per_second();
+          plan_on("h200-pcie5-128g", qwen2_5_7b(), run_of(step_tokens, limit * gib)).tokens_per_second();
       // The search finds a local optimum: within 2% of what a smaller card has.
       EXPECT_GE(speed, 0.98 * fastest) << limit << " GiB, " << step_tokens << " tokens";
       fastest = std::max(fastest, speed);
@@ -119,7 +103,7 @@ TEST(Planner, GivenKeysAreObeyed) {
   for (const auto& set : settings) {
     RunConfig run = run_of(32768, 100 * gib);
     set(run);
-    const RunConfig planned = plan_on("h200-pcie5-128g", qwen(), run).config;
+    const RunConfig planned = plan_on("h200-pcie5-128g", qwen2_5_7b(), run).config;
     const auto obeyed = [](const auto& given, const auto& decided) { return !given || given == decided; };
     EXPECT_TRUE(obeyed(run.weight_slots, planned.weight_slots));
     EXPECT_TRUE(obeyed(run.loop_order, planned.loop_order));
@@ -134,14 +118,14 @@ TEST(Planner, GivenKeysAreObeyed) {
 
 TEST(Planner, WhatCannotFitIsRefusedWithWhatItNeeds) {
   // 7B of state are 91 GB.
-  EXPECT_THAT(refusal_on("rtx3090", qwen(), run_of(8192)),
+  EXPECT_THAT(refusal_on("rtx3090", qwen2_5_7b(), run_of(8192)),
               AllOf(HasSubstr("host memory: need"), HasSubstr("have"), HasSubstr("host_memory_limit")));
   EXPECT_THAT(
-      refusal_on("h200-pcie5-128g", qwen(), run_of(8192, 2 * gib)),
+      refusal_on("h200-pcie5-128g", qwen2_5_7b(), run_of(8192, 2 * gib)),
       AllOf(HasSubstr("device memory: need"), HasSubstr("have 2.00 GiB"), HasSubstr("device_memory_limit")));
   RunConfig too_many = run_of(8192, 24 * gib);
   too_many.resident_blocks = 20;
-  EXPECT_THAT(refusal_on("h200-pcie5-128g", qwen(), too_many),
+  EXPECT_THAT(refusal_on("h200-pcie5-128g", qwen2_5_7b(), too_many),
               AllOf(HasSubstr("device memory: need"), HasSubstr("resident")));
 }
 
@@ -149,30 +133,30 @@ TEST(Planner, WhatFitsInTheSmallestPlacementsOnlyIsFound) {
   // A card that holds one slot of the head and little else; a host that holds states, and gradients only if
   // the device keeps them; and one where the host has room only once many blocks are resident.
   for (const std::uint64_t limit : {11, 12, 13}) {
-    EXPECT_EQ(refusal_on("h200-pcie5-128g", qwen(), run_of(8192, limit * gib)), "") << limit;
+    EXPECT_EQ(refusal_on("h200-pcie5-128g", qwen2_5_7b(), run_of(8192, limit * gib)), "") << limit;
   }
-  EXPECT_EQ(refusal_on("h200-pcie5-128g", qwen(41), run_of(8192)), "");
+  EXPECT_EQ(refusal_on("h200-pcie5-128g", qwen2_5_7b(41), run_of(8192)), "");
   RunConfig run = run_of(8192);
   run.gradients_on_host = true;
-  EXPECT_EQ(refusal_on("h200-pcie5-128g", qwen(37), run), "");
+  EXPECT_EQ(refusal_on("h200-pcie5-128g", qwen2_5_7b(37), run), "");
 }
 
 TEST(Planner, ARefusalNamesTheGivenKeysThatNarrowTheChoice) {
   RunConfig run = run_of(8192, 24 * gib);
   run.resident_blocks = 20;
   run.activations_on_host = false;
-  EXPECT_THAT(refusal_on("h200-pcie5-128g", qwen(), run),
+  EXPECT_THAT(refusal_on("h200-pcie5-128g", qwen2_5_7b(), run),
               AllOf(HasSubstr("resident_blocks: 20"), HasSubstr("activation_home: device")));
 }
 
 TEST(Planner, ContradictoryKeysAreRefused) {
   RunConfig run = run_of(8192);
   run.optimizer_update = OptimizerUpdate::immediate;
-  EXPECT_THAT(refusal_on("h200-pcie5-128g", qwen(), run), HasSubstr("max_grad_norm: 0"));
+  EXPECT_THAT(refusal_on("h200-pcie5-128g", qwen2_5_7b(), run), HasSubstr("max_grad_norm: 0"));
   run.max_grad_norm = 0.0;
-  EXPECT_EQ(refusal_on("h200-pcie5-128g", qwen(), run), "");
+  EXPECT_EQ(refusal_on("h200-pcie5-128g", qwen2_5_7b(), run), "");
   run.resident_blocks = 3;
-  EXPECT_THAT(refusal_on("h200-pcie5-128g", qwen(), run), HasSubstr("resident_blocks"));
+  EXPECT_THAT(refusal_on("h200-pcie5-128g", qwen2_5_7b(), run), HasSubstr("resident_blocks"));
   EXPECT_THROW((void)find_hardware_profile("h300"), ConfigError);
 }
 
@@ -191,13 +175,13 @@ TEST(Planner, ProfilesAreFoundByTheDriversDescription) {
 }
 
 TEST(MachineTable, HasALineForEachMachineWithTheLargestModel) {
-  const std::string table = machine_table(qwen(), run_of(8192), 0);
+  const std::string table = machine_table(qwen2_5_7b(), run_of(8192), 0);
   for (const std::string& name : shipped_profile_names()) EXPECT_THAT(table, HasSubstr("| " + name + " |"));
   EXPECT_THAT(table, HasSubstr("refused"));  // the RTX 3090's host
   // What one machine refuses is its line.
   RunConfig coherent = run_of(8192);
   coherent.backend = BackendChoice::coherent;
-  const std::string of_coherent = machine_table(qwen(), coherent, 0);
+  const std::string of_coherent = machine_table(qwen2_5_7b(), coherent, 0);
   EXPECT_THAT(of_coherent,
               AllOf(HasSubstr("| h200-pcie5-128g | refused"), HasSubstr("share the host's page tables")));
   EXPECT_THAT(of_coherent, ::testing::Not(HasSubstr("| gh200-96g-480g | refused")));

@@ -21,22 +21,6 @@ HardwareProfile h200() {
                                "profiles" / "hardware" / "h200-pcie5-128g.yaml");
 }
 
-/// The shape of examples/qwen2.5-7b-shape.
-ModelSpec qwen2_5_7b() {
-  ModelSpec spec;
-  spec.family = Family::qwen2;
-  spec.vocab_size = 152064;
-  spec.hidden_size = 3584;
-  spec.intermediate_size = 18944;
-  spec.num_hidden_layers = 28;
-  spec.num_attention_heads = 28;
-  spec.num_key_value_heads = 4;
-  spec.head_dim = 128;
-  spec.max_position_embeddings = 32768;
-  spec.qkv_bias = true;
-  return spec;
-}
-
 /// The settings of benches/results/2026-11-29-train-step-h200.md.
 RunConfig recorded_run(std::int64_t step_tokens) {
   RunConfig run;
