@@ -17,9 +17,12 @@ ModelSpec largest_model(ModelSpec spec, const RunConfig& config, const Machine& 
     spec.num_hidden_layers = layers;
     return can_be_placed(spec, config, machine, data_bytes);
   };
-  constexpr std::int64_t too_many = 10'000;
   std::int64_t fitting = 0;
-  std::int64_t failing = too_many;
+  std::int64_t failing = 1;
+  while (fits(failing)) {
+    fitting = failing;
+    failing *= 2;
+  }
   while (failing - fitting > 1) {
     const std::int64_t middle = fitting + (failing - fitting) / 2;
     (fits(middle) ? fitting : failing) = middle;

@@ -79,7 +79,7 @@ TEST(Planner, EveryKeyIsDecidedAndEverythingFits) {
 TEST(Planner, MoreDeviceMemoryNeverMakesAStepMuchSlower) {
   for (const std::int64_t step_tokens : {8192, 32768}) {
     double fastest = 0.0;
-    for (const std::uint64_t limit : {16, 20, 24, 32, 40, 56, 80, 100, 120, 137}) {
+    for (const std::uint64_t limit : {16, 24, 40, 64, 100, 137}) {
       const double speed =
           plan_on("h200-pcie5-128g", qwen2_5_7b(), run_of(step_tokens, limit * gib)).tokens_per_second();
       // The search finds a local optimum: within 2% of what a smaller card has.
@@ -200,8 +200,8 @@ TEST(Planner, AtLeastSixPlansOfOneModelTrainToTheSameBits) {
   least.resident_blocks = 0;
   const std::size_t smallest =
       plan_run(spec, least, *any, 0).ledger.total(Space::device) - any->overhead_bytes();
-  for (int step = 0; step < 40; ++step) {
-    const std::size_t limit = any->overhead_bytes() + smallest + static_cast<std::size_t>(step) * 24'000;
+  for (int step = 0; step < 16; ++step) {
+    const std::size_t limit = any->overhead_bytes() + smallest + static_cast<std::size_t>(step) * 60'000;
     DescribedDevice device({.name = "a card",
                             .memory_limit = limit,
                             .uses_host_memory = any->uses_host_memory(),
