@@ -10,6 +10,7 @@
 #include "core/half.hpp"
 #include "core/ledger.hpp"
 #include "core/random.hpp"
+#include "engine/calibrate_memory.hpp"
 #include "engine/device_timer.hpp"
 #include "ops/adamw.hpp"
 #include "ops/attention.hpp"
@@ -201,19 +202,11 @@ namespace {
 
 /// Parameters a second of one slice over memory that a kernel can reach.
 double adamw_over(Device& device, const ops::Context& context, std::span<std::byte> memory, double budget) {
-  const std::size_t n = std::min(memory.size() / 16, std::size_t{1} << 26) / 4096 * 4096;
-  std::byte* const base = memory.data();
-  const ops::AdamWSlice slice{reinterpret_cast<bf16*>(base),
-                              reinterpret_cast<std::int16_t*>(base + 2 * n),
-                              reinterpret_cast<float*>(base + 4 * n),
-                              reinterpret_cast<float*>(base + 8 * n),
-                              reinterpret_cast<const float*>(base + 12 * n),
-                              static_cast<std::int64_t>(n)};
-  for (std::size_t at = 0; at < 16 * n; at += 4 * n) {
-    ops::fill_zero(context, TensorView(base + at, DType::f32, {static_cast<std::int64_t>(n)}));
-  }
+  const std::span<std::byte> used = memory.first(std::min(memory.size(), std::size_t{1} << 30));
+  const ops::AdamWSlice slice = slice_over(used);
+  ops::fill_zero(context, TensorView(used.data(), DType::f32, {4 * slice.n}));
   const ops::AdamWScalars scalars = ops::adamw_scalars({.learning_rate = 1e-3});
-  return static_cast<double>(n) / DeviceTimer(device, budget).seconds_of(context.stream, [&] {
+  return static_cast<double>(slice.n) / DeviceTimer(device, budget).seconds_of(context.stream, [&] {
     ops::adamw_device(context, slice, slice.n, scalars, scalars);
   });
 }

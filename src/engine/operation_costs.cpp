@@ -315,9 +315,7 @@ OperationCosts::KernelWork OperationCosts::rebuild(const Operation& operation) c
     work.gemm_flops = 4.0 * kv * static_cast<double>(spec.hidden_size);
     work.gemm_tokens = t;
   }
-  for (int tensor = 0; tensor < 2; ++tensor) {
-    work.move(2.0 * size * kv, efficiency::key_value_forward);
-  }
+  for (int tensor = 0; tensor < 2; ++tensor) work.move(2.0 * size * kv, efficiency::key_value_forward);
   return work;
 }
 

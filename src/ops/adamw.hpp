@@ -67,11 +67,9 @@ void adamw_reference(const AdamWSlice& slice, const AdamWScalars& scalars);
 /// `num_matrix` elements take `matrix`, the others `other` (norm weights and biases, which are not decayed).
 /// Fastest where the arrays are 16-byte aligned. In a CPU build it is adamw_host on
 /// the calling thread.
-/// @param thread_blocks so many at most, each of which fills a multiprocessor, so that kernels of other streams
-/// keep the rest; 0: all that the device takes.
-/// Throws ContractError unless 0 <= num_matrix <= n and thread_blocks >= 0.
+/// Throws ContractError unless 0 <= num_matrix <= n.
 void adamw_device(const Context& context, const AdamWSlice& slice, std::int64_t num_matrix,
-                  const AdamWScalars& matrix, const AdamWScalars& other, int thread_blocks = 0);
+                  const AdamWScalars& matrix, const AdamWScalars& other);
 
 /// Name of the instruction set that adamw_host uses on this CPU ("AVX3", "AVX2", "NEON", "scalar").
 std::string adamw_host_target();
