@@ -321,13 +321,15 @@ TEST(Attention, OverwritingClearsKeysThatNoQuerySees) {
     forward(c, t);
     poison_key_gradients(t);
     backward(c, t, true, false);
-    for (std::int64_t i = 0; i < t.dk.numel(); ++i) {
-      ASSERT_TRUE(std::isfinite(t.dk[i]) && std::isfinite(t.dv[i])) << "key " << i / 16;
-      if (!seen(i / 16)) {
-        ASSERT_TRUE(t.dk[i] == 0.0 && t.dv[i] == 0.0) << "key " << i / 16;
-      } else {
-        ASSERT_NE(t.dv[i], 0.0) << "key " << i / 16 << ", element " << i % 16 << ", " << name_of(dtype);
+    for (std::int64_t key = 0; key < 900; ++key) {
+      // Of a key that is seen a single element may cancel out in bf16, not all of them.
+      bool any = false;
+      for (std::int64_t i = 16 * key; i < 16 * (key + 1); ++i) {
+        ASSERT_TRUE(std::isfinite(t.dk[i]) && std::isfinite(t.dv[i])) << "key " << key;
+        ASSERT_TRUE(seen(key) || (t.dk[i] == 0.0 && t.dv[i] == 0.0)) << "key " << key;
+        any = any || t.dv[i] != 0.0;
       }
+      ASSERT_EQ(any, seen(key)) << "key " << key << ", " << name_of(dtype);
     }
   }
 }
