@@ -67,9 +67,11 @@ void adamw_reference(const AdamWSlice& slice, const AdamWScalars& scalars);
 /// `num_matrix` elements take `matrix`, the others `other` (norm weights and biases, which are not decayed).
 /// Fastest where the arrays are 16-byte aligned. In a CPU build it is adamw_host on
 /// the calling thread.
-/// Throws ContractError unless 0 <= num_matrix <= n.
+/// @param thread_blocks so many at most, each of which fills half a multiprocessor: for state in host memory,
+/// which few blocks read and write faster than many (benches/results); 0: all that the device takes. Throws
+/// ContractError unless 0 <= num_matrix <= n and thread_blocks >= 0.
 void adamw_device(const Context& context, const AdamWSlice& slice, std::int64_t num_matrix,
-                  const AdamWScalars& matrix, const AdamWScalars& other);
+                  const AdamWScalars& matrix, const AdamWScalars& other, int thread_blocks = 0);
 
 /// Name of the instruction set that adamw_host uses on this CPU ("AVX3", "AVX2", "NEON", "scalar").
 std::string adamw_host_target();

@@ -54,13 +54,50 @@ struct AdamWStep {
   }
 };
 
+/// A thread block of few goes through every so manieth run of pieces.
+template <bool Aligned>
+struct AdamWBlocks {
+  static constexpr int lanes = 1024;
+  AdamWStep step;
+  std::int64_t elements;
+
+  template <class Member>
+  KOKKOS_FUNCTION void operator()(const Member& member) const {
+    constexpr std::int64_t width = AdamWStep::width;
+    const std::int64_t all = static_cast<std::int64_t>(member.league_size()) * lanes * width;
+    std::int64_t first =
+        (static_cast<std::int64_t>(member.league_rank()) * lanes + member.team_rank()) * width;
+    for (; first < elements; first += all) {
+      const std::int64_t available = elements - first;
+      if (Aligned && available >= width) {
+        step(detail::Piece<width, Aligned>{first, available});
+      } else {
+        step(detail::Piece<width, false>{first, available});
+      }
+    }
+  }
+
+  static void launch(const detail::ExecutionSpace& space, const AdamWStep& step, std::int64_t elements,
+                     int thread_blocks) {
+    using Policy = Kokkos::TeamPolicy<detail::ExecutionSpace, Kokkos::LaunchBounds<lanes, 1>>;
+    Kokkos::parallel_for("layerstream::adamw", Policy(space, thread_blocks, lanes),
+                         AdamWBlocks{step, elements});
+  }
+};
+
 void run(const Context& context, const AdamWSlice& slice, std::int64_t num_matrix, const AdamWScalars& matrix,
-         const AdamWScalars& other) {
-  detail::for_each_piece(
-      detail::execution_space(context), "layerstream::adamw", slice.n,
-      detail::whole_pieces(AdamWStep::width, {},
-                           {slice.hi, slice.lo, slice.exp_avg, slice.exp_avg_sq, slice.gradient}),
-      AdamWStep{slice, num_matrix, matrix, other});
+         const AdamWScalars& other, int thread_blocks) {
+  const detail::ExecutionSpace& space = detail::execution_space(context);
+  const AdamWStep step{slice, num_matrix, matrix, other};
+  const bool aligned = detail::whole_pieces(
+      AdamWStep::width, {}, {slice.hi, slice.lo, slice.exp_avg, slice.exp_avg_sq, slice.gradient});
+  if (thread_blocks == 0) {
+    detail::for_each_piece(space, "layerstream::adamw", slice.n, aligned, step);
+  } else if (slice.n > 0 && aligned) {
+    AdamWBlocks<true>::launch(space, step, slice.n, thread_blocks);
+  } else if (slice.n > 0) {
+    AdamWBlocks<false>::launch(space, step, slice.n, thread_blocks);
+  }
 }
 
 }  // namespace
@@ -72,7 +109,7 @@ namespace {
 /// On the calling thread: the engine's update lane runs beside the compute lane, and Kokkos' host regions
 /// must not be entered by two threads at once.
 void run(const Context&, const AdamWSlice& slice, std::int64_t num_matrix, const AdamWScalars& matrix,
-         const AdamWScalars& other) {
+         const AdamWScalars& other, int) {
   AdamWSlice matrices = slice;
   matrices.n = num_matrix;
   if (num_matrix > 0) adamw_host(matrices, matrix);
@@ -91,11 +128,12 @@ void run(const Context&, const AdamWSlice& slice, std::int64_t num_matrix, const
 #endif
 
 void adamw_device(const Context& context, const AdamWSlice& slice, std::int64_t num_matrix,
-                  const AdamWScalars& matrix, const AdamWScalars& other) {
+                  const AdamWScalars& matrix, const AdamWScalars& other, int thread_blocks) {
+  LAYERSTREAM_EXPECT(thread_blocks >= 0, "AdamW by {} thread blocks", thread_blocks);
   LAYERSTREAM_EXPECT(slice.n >= 0, "an AdamW slice of {} parameters", slice.n);
   LAYERSTREAM_EXPECT(num_matrix >= 0 && num_matrix <= slice.n,
                      "an AdamW slice of {} parameters of which {} belong to matrices", slice.n, num_matrix);
-  run(context, slice, num_matrix, matrix, other);
+  run(context, slice, num_matrix, matrix, other, thread_blocks);
 }
 
 }  // namespace layerstream::ops

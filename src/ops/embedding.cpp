@@ -88,6 +88,48 @@ void launch_gather(const Context& context, TensorView out, Table table, ConstTen
       {.whole = table.is_aligned() && whole_pieces(Table::width, {out.dim(1)}, {out.data()})});
 }
 
+/// Bits of a row's mark.
+constexpr std::uint8_t not_zero = 1, used = 2;
+
+/// A row that is used is copied, one that was is cleared, and others are not touched.
+struct EmitRow {
+  static constexpr int width = 4;
+  float* out;          // (V, H)
+  const float* table;  // (V, H)
+  const std::uint8_t* marks;
+  std::int64_t hidden_size;
+
+  template <class Group>
+  KOKKOS_FUNCTION void operator()(const Group& group, std::int64_t row) const {
+    const std::uint8_t mark = marks[row];
+    if (mark == 0) return;
+    float* const result = out + row * hidden_size;
+    const float* const source = table + row * hidden_size;
+    const bool copies = (mark & used) != 0;
+    group.template for_each_piece<width>(hidden_size, [=](auto piece) {
+      auto values = load_stored(piece, source);
+      if (!copies) values = {};
+      store_stored(piece, result, values);
+    });
+  }
+};
+
+struct MarkUsed {
+  std::uint8_t* marks;
+  const std::int32_t* ids;
+  /// Tokens of one row write the same.
+  KOKKOS_FUNCTION void operator()(std::int64_t token) const {
+    marks[ids[token]] = static_cast<std::uint8_t>(marks[ids[token]] | used);
+  }
+};
+
+struct AgeMark {
+  std::uint8_t* marks;
+  KOKKOS_FUNCTION void operator()(std::int64_t row) const {
+    marks[row] = static_cast<std::uint8_t>((marks[row] & used) != 0 ? not_zero : 0);
+  }
+};
+
 /// @throws ContractError unless out is (T, H), ids (T) int32 and table (V, H) of `table_dtype`.
 void expect_gather(const char* operation, const ConstTensorView& out, const ConstTensorView& table,
                    DType table_dtype, const ConstTensorView& ids) {
@@ -129,6 +171,35 @@ void embedding_backward(const Context& context, TensorView dtable, ConstTensorVi
     detail::add_rows_by_id(detail::execution_space(context), dtable.as<MathOf<T>>(), dx.as<T>(),
                            ids.as<std::int32_t>(), dx.dim(0), dx.dim(1));
   });
+}
+
+void emit_rows(const Context& context, TensorView out, ConstTensorView table, TensorView written,
+               ConstTensorView ids) {
+  constexpr const char* operation = "emit_rows";
+  detail::expect_rank(operation, "table", table, 2);
+  detail::expect_rank(operation, "ids", ids, 1);
+  const std::int64_t rows = table.dim(0), hidden_size = table.dim(1);
+  detail::expect_tensor(operation, "table", table, DType::f32, table.shape());
+  detail::expect_tensor(operation, "out", out, DType::f32, table.shape());
+  detail::expect_tensor(operation, "written", written, DType::u8, {rows});
+  detail::expect_tensor(operation, "ids", ids, DType::i32, ids.shape());
+  auto* const marks = written.as<std::uint8_t>();
+  const MarkUsed mark{marks, ids.as<std::int32_t>()};
+  const EmitRow emit{out.as<float>(), table.as<float>(), marks, hidden_size};
+  const AgeMark age{marks};
+  if constexpr (detail::runs_on_host) {
+    // On the calling thread, as adamw_device: it runs beside the compute lane.
+    for (std::int64_t token = 0; token < ids.numel(); ++token) mark(token);
+    for (std::int64_t row = 0; row < rows; ++row) emit(detail::SerialGroup{}, row);
+    for (std::int64_t row = 0; row < rows; ++row) age(row);
+  } else {
+    using Policy = Kokkos::RangePolicy<detail::ExecutionSpace, Kokkos::IndexType<std::int64_t>>;
+    const auto& space = detail::execution_space(context);
+    Kokkos::parallel_for("layerstream::mark_rows", Policy(space, 0, ids.numel()), mark);
+    detail::for_each_row(space, "layerstream::emit_rows", rows, emit,
+                         {.whole = whole_pieces(EmitRow::width, {hidden_size}, {out.data(), table.data()})});
+    Kokkos::parallel_for("layerstream::age_marks", Policy(space, 0, rows), age);
+  }
 }
 
 }  // namespace layerstream::ops

@@ -22,4 +22,13 @@ void embedding_forward(const Context& context, TensorView out, ConstTensorView t
 /// (T, H) compute dtype.
 void embedding_backward(const Context& context, TensorView dtable, ConstTensorView dx, ConstTensorView ids);
 
+/// Makes `out` equal to `table`, whose rows are zero but for those that `ids` name: writes those, and zeros
+/// to rows that an earlier call wrote. For an `out` in host memory that the device reaches: only used rows
+/// cross the link.
+/// @param out, table (V, H) fp32. @param written (V) uint8 on the device: 0 where a row of out is known to be
+/// zero; updated.
+/// @param ids (T) int32 in [0, V).
+void emit_rows(const Context& context, TensorView out, ConstTensorView table, TensorView written,
+               ConstTensorView ids);
+
 }  // namespace layerstream::ops

@@ -82,6 +82,31 @@ TEST(Embedding, BackwardIsTheDerivative) {
   expect_gradient(table, dtable, objective, 1e-11);
 }
 
+TEST(Embedding, EmitsRowsThatAreUsedAndClearsThoseThatWere) {
+  constexpr std::int64_t vocab_size = 300;
+  for (const std::int64_t hidden_size : {1, 7, 64, 130}) {
+    const Shape shape{vocab_size, hidden_size};
+    // What lies there before the first call may be anything.
+    OwnedTensor out = normal_tensor(DType::f32, shape, 1);
+    OwnedTensor written(DType::u8, {vocab_size});
+    std::ranges::fill_n(written.as<std::uint8_t>(), vocab_size, std::uint8_t{1});
+    for (std::uint64_t step = 0; step < 3; ++step) {
+      const OwnedTensor ids = integer_tensor({40}, vocab_size, 10 + step);
+      const OwnedTensor gradient = normal_tensor(DType::f32, {40, hidden_size}, 20 + step);
+      OwnedTensor table = constant_tensor(DType::f32, shape, 0.0);
+      embedding_backward(no_workspace(), table, gradient, ids);
+      emit_rows(no_workspace(), out, table, written, ids);
+      expect_equal(out, table);
+    }
+    // A row that nothing uses or used is not touched.
+    const OwnedTensor ids = integer_tensor({1}, 1, 0), table = constant_tensor(DType::f32, shape, 0.0);
+    emit_rows(no_workspace(), out, table, written, ids);
+    out.set(5 * hidden_size, 3.0);
+    emit_rows(no_workspace(), out, table, written, ids);
+    EXPECT_EQ(out[5 * hidden_size], 3.0);
+  }
+}
+
 TEST(Embedding, RefusesWhatDoesNotFit) {
   OwnedTensor out(DType::f32, {4, 8}), hi(DType::bf16, {3, 8}), lo(DType::i16, {3, 8}), ids(DType::i32, {4});
   OwnedTensor out64(DType::f64, {4, 8}), narrow(DType::bf16, {3, 7}), long_ids(DType::i32, {5});
@@ -94,6 +119,9 @@ TEST(Embedding, RefusesWhatDoesNotFit) {
                ContractError);
   EXPECT_THROW(embedding_backward(no_workspace(), hi, out, ids), ContractError);
   EXPECT_THROW(embedding_backward(no_workspace(), out, out64, ids), ContractError);
+  OwnedTensor other(DType::f32, {4, 8}), few(DType::u8, {3}), marks(DType::u8, {4});
+  EXPECT_THROW(emit_rows(no_workspace(), out, other, few, ids), ContractError);
+  EXPECT_THROW(emit_rows(no_workspace(), out64, other, marks, ids), ContractError);
 }
 
 }  // namespace
