@@ -18,6 +18,8 @@ class DescribedDevice final : public Device {
 
   std::string description() const override { return description_.name; }
   std::size_t memory_limit() const override { return description_.memory_limit; }
+  std::size_t attainable_memory() const override { return description_.memory_limit; }
+  void set_memory_limit(std::size_t bytes) override { description_.memory_limit = bytes; }
   bool uses_host_memory() const override { return description_.uses_host_memory; }
   DeviceCapabilities capabilities() const override { return description_.capabilities; }
   std::size_t overhead_bytes() const override {

@@ -1,10 +1,13 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "backends/device_clock.hpp"
 #include "backends/link.hpp"
@@ -15,8 +18,8 @@
 namespace layerstream {
 
 /// What a GPU holds beside its allocations: context, library handles and the code that libraries load while
-/// they run. Measured on an H200 with CUDA 13.0: see benches/results.
-inline constexpr std::size_t gpu_overhead_bytes = std::size_t{1} << 30;
+/// they run. On an H200 with CUDA 13.0 plans of 14 to 137 GiB left 0.3 to 0.4 GiB of 1 GiB unused (benches/results).
+inline constexpr std::size_t gpu_overhead_bytes = std::size_t{768} << 20;
 
 /// Owns one region of device memory.
 class DeviceRegion {
@@ -39,8 +42,16 @@ class HostPin {
 
 /// What a device is, as far as the choice of backend depends on it.
 struct DeviceCapabilities {
-  bool shares_host_page_tables = false;  ///< kernels reach any host memory coherently (ATS, Grace Hopper)
-  std::optional<int> numa_node;          ///< host node that the link ends at
+  /// Kernels reach any host memory coherently, through the host's page tables (ATS, Grace Hopper).
+  bool shares_host_page_tables = false;
+  bool pageable_memory_access = false;  ///< kernels reach host memory that was not registered, in whichever way
+  bool direct_managed_access_from_host = false;  ///< the host reaches managed memory on the device in place
+  std::optional<int> numa_node = {};             ///< that the link ends at, as the system says
+  std::optional<int> host_numa_id = {};          ///< host node closest to the device, as the driver says
+  std::string pci_bus_id = {};                   ///< "0009:01:00.0"; empty: not on PCI
+
+  /// The node that the link ends at, by whoever knows it.
+  std::optional<int> link_node() const { return numa_node ? numa_node : host_numa_id; }
 };
 
 /// The machine that computes: memory of its own and a stream for each lane.
@@ -51,11 +62,17 @@ class Device {
   virtual std::string description() const = 0;
   /// Bytes that may be allocated in all.
   virtual std::size_t memory_limit() const = 0;
+  /// The largest limit that would hold: what is allocated and what is free now, as the device itself says.
+  virtual std::size_t attainable_memory() const = 0;
+  /// Between steps. What is allocated stays.
+  virtual void set_memory_limit(std::size_t bytes) = 0;
   /// Throws ResourceError past the limit, naming need and have. Memory is 256-byte aligned.
   virtual std::unique_ptr<DeviceRegion> allocate(std::size_t bytes) = 0;
   /// Its memory is taken from the host's (simulation): a plan must find room for both there.
   virtual bool uses_host_memory() const = 0;
   virtual DeviceCapabilities capabilities() const = 0;
+  /// What the driver says of the device, by the driver's names; for reports, not for decisions.
+  virtual std::vector<std::pair<std::string, std::int64_t>> attributes() const { return {}; }
   /// Device bytes that are in use before the first `allocate` and beside it: contexts, library code.
   virtual std::size_t overhead_bytes() const = 0;
   /// Device bytes that are in use now, by whomever, as the device itself says.
@@ -68,6 +85,8 @@ class Device {
   virtual StreamView stream(Lane lane) = 0;
   /// Moves bytes between host and device; lives as long as the device.
   virtual Link& link() = 0;
+  /// The same by kernels, for host memory that they reach; where there are none, link().
+  virtual Link& kernel_link() { return link(); }
   virtual std::unique_ptr<Event> make_event() = 0;
   /// Times marks on this device's streams; lives no longer than the device.
   virtual std::unique_ptr<DeviceClock> make_clock() = 0;

@@ -16,6 +16,7 @@ namespace layerstream {
 struct HostRegionOptions {
   std::string component = "host region";  ///< for messages
   std::optional<int> numa_node = {};      ///< bind all pages to this node; else the system's policy
+  bool must_bind = true;                  ///< else goes on without where it cannot be: see binding_shortfall
   WorkerPool* pool = nullptr;             ///< touches pages in parallel; else the calling thread does
   /// Bytes that may be taken (`host_memory_limit`); else HostMemoryProbe is asked.
   std::optional<std::uint64_t> available_bytes = {};
@@ -42,11 +43,19 @@ class HostRegion {
   HostRegion(HostRegion&&) noexcept = default;
   HostRegion& operator=(HostRegion&&) noexcept = default;
 
+  /// Makes it `bytes` long. What both sizes have keeps its contents and is never held twice; what comes in
+  /// addition is as the constructor makes it, and progress tells of that alone. data() may change.
+  /// @param options the constructor's. Throws as the constructor does; bytes() and contents are then as they
+  /// were.
+  void resize(std::size_t bytes, const HostRegionOptions& options = {});
+
   void* data() const { return memory_.get(); }
   std::size_t bytes() const { return bytes_of(memory_); }
 
   /// False if the kernel refused transparent huge pages: slower, but right.
   bool has_huge_pages() const { return huge_pages_; }
+  /// Why pages are not bound to the node that was wanted; empty if they are, or if none was.
+  const std::string& binding_shortfall() const { return binding_shortfall_; }
 
  private:
   struct Unmap {
@@ -55,10 +64,16 @@ class HostRegion {
   };
   using Memory = std::unique_ptr<void, Unmap>;
 
+  /// Takes `base` in place of what is held, which the kernel has moved there.
+  void hold(void* base, std::size_t bytes) noexcept;
+  void shrink(std::size_t bytes);
+  void grow(std::size_t bytes, const HostRegionOptions& options);
+
   static std::size_t bytes_of(const Memory& memory) { return memory ? memory.get_deleter().bytes : 0; }
 
   Memory memory_;
   bool huge_pages_ = false;
+  std::string binding_shortfall_ = {};
 };
 
 }  // namespace layerstream

@@ -52,6 +52,9 @@ class MemoryBackend {
   virtual ~MemoryBackend() = default;
 
   virtual std::string name() const = 0;
+  /// Kernels read and write the host regions where they lie: tables are gathered from there, used rows of gradients
+  /// written there, state updated there.
+  virtual bool kernels_reach_host() const = 0;
   /// The lane on which fetches are ordered.
   virtual Lane fetch_lane() const = 0;
   /// Device bytes that a slot needs to hold the block.

@@ -1,9 +1,11 @@
 #include "backends/simulated_device.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 #include "backends/host_clock.hpp"
 #include "backends/host_region.hpp"
+#include "core/host_memory.hpp"
 #include "core/ledger.hpp"
 
 namespace layerstream {
@@ -70,10 +72,14 @@ std::string SimulatedDevice::description() const {
   return fmt::format("simulated device (host execution space), {}", format_bytes(memory_limit_));
 }
 
+std::size_t SimulatedDevice::attainable_memory() const {
+  return used_ + HostMemoryProbe().available().available;
+}
+
 std::unique_ptr<DeviceRegion> SimulatedDevice::allocate(std::size_t bytes) {
   std::size_t before = used_;
   do {
-    if (bytes > memory_limit_ - before) {
+    if (bytes > memory_limit_ - std::min(memory_limit_, before)) {
       throw ResourceError(
           fmt::format("device memory: {} wanted after {} in use, limit {}; raise device_memory_limit or "
                       "lower chunk_tokens, cutoff_len or weight_slots",

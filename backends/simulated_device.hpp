@@ -14,6 +14,8 @@ class SimulatedDevice final : public Device {
 
   std::string description() const override;
   std::size_t memory_limit() const override { return memory_limit_; }
+  std::size_t attainable_memory() const override;
+  void set_memory_limit(std::size_t bytes) override { memory_limit_ = bytes; }
   std::unique_ptr<DeviceRegion> allocate(std::size_t bytes) override;
   bool uses_host_memory() const override { return true; }
   DeviceCapabilities capabilities() const override { return {}; }

@@ -9,8 +9,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <iostream>
+#include <utility>
 
 #include "backends/make_device.hpp"
 #include "backends/peak_rates.hpp"
@@ -43,6 +45,7 @@ struct Options {
   int warmup = 2;
   bool no_clip = false;
   bool no_times = false;
+  bool state_hash = false;
   std::string trace;
   std::vector<std::string> settings;  ///< configuration keys, key=value
   std::vector<std::string> others;    ///< those without an option of their own
@@ -116,6 +119,38 @@ void fill_weights(ParameterStore& store, double standard_deviation, WorkerPool& 
   }
 }
 
+/// A number of all weights and moments, in their order: equal for equal bits.
+std::uint64_t hash_of(const ParameterStore& store, WorkerPool& pool) {
+  constexpr std::int64_t piece = std::int64_t{1} << 20;
+  std::uint64_t hash = 0;
+  const auto mix = [](std::uint64_t into, std::uint64_t word) {
+    const auto words = philox(into, word, 0);
+    return std::uint64_t{words[0]} << 32U | words[1];
+  };
+  const auto add = [&]<class T>(const T* values, std::int64_t n) {
+    std::vector<std::uint64_t> hashes(static_cast<std::size_t>((n + piece - 1) / piece), 0);
+    pool.parallel_for(static_cast<std::int64_t>(hashes.size()), [&](std::int64_t index) {
+      std::uint64_t& own = hashes[static_cast<std::size_t>(index)];
+      const std::int64_t end = std::min(n, (index + 1) * piece);
+      for (std::int64_t i = index * piece; i < end; ++i) {
+        // FNV-1a (Fowler, Noll, Vo) over values instead of bytes.
+        std::uint32_t bits = 0;
+        std::memcpy(&bits, values + i, sizeof(T));
+        own = (own ^ bits) * 0x100000001b3ULL + 1;
+      }
+    });
+    for (const std::uint64_t own : hashes) hash = mix(hash, own);
+  };
+  for (int block = 0; block < store.layout().num_blocks(); ++block) {
+    const Slab& slab = store.slab(block);
+    add(slab.hi, slab.num_elements);
+    add(slab.lo, slab.num_elements);
+    add(slab.exp_avg, slab.num_elements);
+    add(slab.exp_avg_sq, slab.num_elements);
+  }
+  return hash;
+}
+
 /// Part of the update that is the device's.
 double device_share(const EngineShape& shape) {
   std::int64_t elements = 0;
@@ -147,6 +182,11 @@ class Bench {
   }
 
   const Engine& engine() const { return engine_; }
+  /// Of the state after all steps so far.
+  std::uint64_t state_hash() {
+    engine_.apply_pending();
+    return hash_of(std::as_const(engine_).parameters(), engine_.pool());
+  }
   const MeasuredRates& rates() const { return rates_; }
 
   void run(std::int64_t step_tokens) {
@@ -189,7 +229,7 @@ class Bench {
     const std::optional<double> peak = peak_flops(device_.description(), config_.compute_dtype);
     std::cout << fmt::format(
         "\n{} tokens a step: {:.0f} tokens/s median ({:.0f} to {:.0f}), {:.3f} s, {:.3g} model TFLOP/s, "
-        "{:.3g} with recomputation{}, loss {:.3f}\n",
+        "{:.3g} with recomputation{}, loss {:.9g}\n",
         step_tokens, rate(median), rate(seconds.back()), rate(seconds.front()), median,
         1e-12 * flops / median, 1e-12 * done / median,
         peak ? fmt::format(", MFU {:.1f}% of {:.0f}", 100.0 * flops / median / *peak, 1e-12 * *peak) : "",
@@ -259,6 +299,7 @@ void run(Options options) {
   std::cout << fmt::format("settings: {}\n", fmt::join(options.settings, " ")) << std::flush;
 
   for (const std::int64_t tokens : options.step_tokens) bench.run(tokens);
+  if (options.state_hash) std::cout << fmt::format("state hash {:016x}\n", bench.state_hash());
 
   const auto against = [](std::size_t measured, std::size_t planned) {
     return fmt::format("{} of {} planned ({:+.1f}%)", format_bytes(measured), format_bytes(planned),
@@ -283,6 +324,8 @@ int main_of(int argc, char** argv) {
   app.add_option("--steps", options.steps, "measured steps of each size")->check(CLI::PositiveNumber);
   app.add_option("--warmup", options.warmup, "steps before them")->check(CLI::NonNegativeNumber);
   app.add_flag("--no-clip", options.no_clip, "no clipping, as optimizer_update: immediate needs");
+  app.add_flag("--state-hash", options.state_hash,
+               "print a hash of all weights and moments at the end: equal wherever they were placed");
   CLI::Option* const no_times = app.add_flag("--no-times", options.no_times, "do not time operations");
   app.add_option("--trace", options.trace, "timeline of each size's last step, for ui.perfetto.dev")
       ->excludes(no_times);

@@ -26,11 +26,11 @@ void CoherentBackend::fetch(int slot, int block, std::int64_t version, const Blo
     if (!slab.gathered) {
       const auto elements = static_cast<std::size_t>(slab.num_matrix_elements);
       bf16* const hi = image.place<bf16>(slab.num_matrix_elements);
-      link_.copy(hi, slab.hi, elements * sizeof(bf16), stream);
+      promotion_.copy(hi, slab.hi, elements * sizeof(bf16), stream);
       bound.matrix_hi = hi;
       if (source.low_halves) {
         std::int16_t* const lo = image.place<std::int16_t>(slab.num_matrix_elements);
-        link_.copy(lo, slab.lo, elements * sizeof(std::int16_t), stream);
+        promotion_.copy(lo, slab.lo, elements * sizeof(std::int16_t), stream);
         bound.matrix_lo = lo;
       }
     }

@@ -3,10 +3,11 @@
 #include <cuda_profiler_api.h>
 #include <nvtx3/nvToolsExtCudaRt.h>
 
-#include <fstream>
+#include <array>
 
 #include "backends/cuda/cuda_clock.hpp"
 #include "backends/cuda/cuda_event.hpp"
+#include "backends/topology/pci_link.hpp"
 #include "core/cuda_error.hpp"
 #include "core/ledger.hpp"
 
@@ -66,19 +67,25 @@ class LinkedPin final : public HostPin {
   PinnedRange range_;
 };
 
-/// The host NUMA node that the GPU hangs on, as the kernel says; none on machines without NUMA.
-std::optional<int> numa_node_of(const cudaDeviceProp& properties) {
-  std::ifstream file(fmt::format("/sys/bus/pci/devices/{:04x}:{:02x}:{:02x}.0/numa_node",
-                                 properties.pciDomainID, properties.pciBusID, properties.pciDeviceID));
-  int node = -1;
-  if (!(file >> node) || node < 0) return {};
-  return node;
-}
-
 int attribute(cudaDeviceAttr which, int device) {
   int value = 0;
   LAYERSTREAM_CUDA(cudaDeviceGetAttribute(&value, which, device));
   return value;
+}
+
+DeviceCapabilities capabilities_of(const cudaDeviceProp& properties) {
+  constexpr int device = 0;
+  DeviceCapabilities capabilities{
+      .shares_host_page_tables = attribute(cudaDevAttrPageableMemoryAccessUsesHostPageTables, device) != 0,
+      .pageable_memory_access = attribute(cudaDevAttrPageableMemoryAccess, device) != 0,
+      .direct_managed_access_from_host = attribute(cudaDevAttrDirectManagedMemAccessFromHost, device) != 0,
+      // A GPU's function is 0.
+      .pci_bus_id = fmt::format("{:04x}:{:02x}:{:02x}.0", properties.pciDomainID, properties.pciBusID,
+                                properties.pciDeviceID)};
+  capabilities.numa_node = read_pci_link(capabilities.pci_bus_id).numa_node;
+  const int closest = attribute(cudaDevAttrHostNumaId, device);
+  if (closest >= 0) capabilities.host_numa_id = closest;
+  return capabilities;
 }
 
 void expect_gpu() {
@@ -97,9 +104,9 @@ CudaDevice::CudaDevice(std::optional<std::size_t> memory_limit) {
   expect_gpu();
   LAYERSTREAM_CUDA(cudaSetDevice(0));
   LAYERSTREAM_CUDA(cudaGetDeviceProperties(&properties_, 0));
-  capabilities_ = {
-      .shares_host_page_tables = attribute(cudaDevAttrPageableMemoryAccessUsesHostPageTables, 0) != 0,
-      .numa_node = numa_node_of(properties_)};
+  capabilities_ = capabilities_of(properties_);
+  // Copies then need no registered memory either.
+  link_.emplace(capabilities_.shares_host_page_tables ? PageableCopies::direct : PageableCopies::staged);
   std::size_t free = 0, total = 0;
   LAYERSTREAM_CUDA(cudaMemGetInfo(&free, &total));
   memory_limit_ = std::min(memory_limit.value_or(free), free);
@@ -124,6 +131,47 @@ CudaDevice::~CudaDevice() {
 std::string CudaDevice::description() const {
   return fmt::format("{} (sm_{}{}), {} of {}", properties_.name, properties_.major, properties_.minor,
                      format_bytes(memory_limit_), format_bytes(properties_.totalGlobalMem));
+}
+
+std::size_t CudaDevice::attainable_memory() const {
+  std::size_t free = 0, total = 0;
+  LAYERSTREAM_CUDA(cudaMemGetInfo(&free, &total));
+  // Of context and libraries about half is loaded by now and not free; the rest comes with the kernels of shapes
+  // that are still to be met.
+  return free + used_ + gpu_overhead_bytes / 2;
+}
+
+std::vector<std::pair<std::string, std::int64_t>> CudaDevice::attributes() const {
+  static constexpr std::array<std::pair<const char*, cudaDeviceAttr>, 20> asked{{
+      {"PageableMemoryAccess", cudaDevAttrPageableMemoryAccess},
+      {"PageableMemoryAccessUsesHostPageTables", cudaDevAttrPageableMemoryAccessUsesHostPageTables},
+      {"DirectManagedMemAccessFromHost", cudaDevAttrDirectManagedMemAccessFromHost},
+      {"ConcurrentManagedAccess", cudaDevAttrConcurrentManagedAccess},
+      {"HostNativeAtomicSupported", cudaDevAttrHostNativeAtomicSupported},
+      {"HostRegisterSupported", cudaDevAttrHostRegisterSupported},
+      {"CanUseHostPointerForRegisteredMem", cudaDevAttrCanUseHostPointerForRegisteredMem},
+      {"UnifiedAddressing", cudaDevAttrUnifiedAddressing},
+      {"NumaConfig", cudaDevAttrNumaConfig},
+      {"NumaId", cudaDevAttrNumaId},
+      {"HostNumaId", cudaDevAttrHostNumaId},
+      {"Integrated", cudaDevAttrIntegrated},
+      {"AsyncEngineCount", cudaDevAttrAsyncEngineCount},
+      {"MultiProcessorCount", cudaDevAttrMultiProcessorCount},
+      {"L2CacheSize", cudaDevAttrL2CacheSize},
+      {"ComputeCapabilityMajor", cudaDevAttrComputeCapabilityMajor},
+      {"ComputeCapabilityMinor", cudaDevAttrComputeCapabilityMinor},
+      {"ComputeMode", cudaDevAttrComputeMode},
+      {"EccEnabled", cudaDevAttrEccEnabled},
+      {"MpsEnabled", cudaDevAttrMpsEnabled},
+  }};
+  std::vector<std::pair<std::string, std::int64_t>> values;
+  for (const auto& [name, which] : asked) values.emplace_back(name, attribute(which, 0));
+  int runtime = 0, driver = 0;
+  LAYERSTREAM_CUDA(cudaRuntimeGetVersion(&runtime));
+  LAYERSTREAM_CUDA(cudaDriverGetVersion(&driver));
+  values.emplace_back("RuntimeVersion", runtime);
+  values.emplace_back("DriverVersion", driver);
+  return values;
 }
 
 std::unique_ptr<DeviceRegion> CudaDevice::allocate(std::size_t bytes) {
@@ -151,7 +199,7 @@ std::unique_ptr<DeviceRegion> CudaDevice::allocate(std::size_t bytes) {
 
 std::unique_ptr<HostPin> CudaDevice::pin(void* data, std::size_t bytes, bool required,
                                          const std::function<void(std::size_t, std::size_t)>& progress) {
-  return std::make_unique<LinkedPin>(link_, data, bytes,
+  return std::make_unique<LinkedPin>(*link_, data, bytes,
                                      PinnedRange::Options{.required = required, .progress = progress});
 }
 

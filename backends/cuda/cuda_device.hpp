@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "backends/cuda/cuda_link.hpp"
+#include "backends/cuda/kernel_link.hpp"
 #include "backends/device.hpp"
 
 namespace layerstream {
@@ -23,15 +24,19 @@ class CudaDevice final : public Device {
 
   std::string description() const override;
   std::size_t memory_limit() const override { return memory_limit_; }
+  std::size_t attainable_memory() const override;
+  void set_memory_limit(std::size_t bytes) override { memory_limit_ = bytes; }
   std::unique_ptr<DeviceRegion> allocate(std::size_t bytes) override;
   bool uses_host_memory() const override { return false; }
   DeviceCapabilities capabilities() const override { return capabilities_; }
+  std::vector<std::pair<std::string, std::int64_t>> attributes() const override;
   std::size_t overhead_bytes() const override { return gpu_overhead_bytes; }
   std::size_t used_bytes() const override;
   std::unique_ptr<HostPin> pin(void* data, std::size_t bytes, bool required,
                                const std::function<void(std::size_t, std::size_t)>& progress) override;
   StreamView stream(Lane lane) override;
-  Link& link() override { return link_; }
+  Link& link() override { return *link_; }
+  Link& kernel_link() override { return kernel_link_; }
   std::unique_ptr<Event> make_event() override;
   std::unique_ptr<DeviceClock> make_clock() override;
   bool is_lost() const override;
@@ -45,7 +50,8 @@ class CudaDevice final : public Device {
   std::size_t memory_limit_ = 0;
   std::atomic<std::size_t> used_{0};
   std::array<cudaStream_t, all_lanes.size()> streams_{};
-  CudaLink link_;
+  std::optional<CudaLink> link_;  ///< made when the capabilities are known
+  KernelLink kernel_link_;
 };
 
 }  // namespace layerstream

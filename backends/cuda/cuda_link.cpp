@@ -95,7 +95,7 @@ class CudaLink::StagingRing {
   std::size_t turn_ = 0;
 };
 
-CudaLink::CudaLink() = default;
+CudaLink::CudaLink(PageableCopies pageable) : pageable_(pageable) {}
 CudaLink::~CudaLink() = default;
 
 void CudaLink::add(const PinnedRange& range) {
@@ -109,15 +109,16 @@ void CudaLink::remove(const PinnedRange& range) {
 }
 
 CudaLink::Side CudaLink::side_of(const void* address, std::size_t bytes) {
+  const bool direct = pageable_ == PageableCopies::direct;
   {
     const std::lock_guard lock(mutex_);
     for (const PinnedRange* range : ranges_) {
       if (!range->contains(address)) continue;
       const PinnedRange::Run run = range->run_from(address);
-      return {std::min(bytes, run.bytes), !run.pinned};
+      return {std::min(bytes, run.bytes), !run.pinned && !direct};
     }
   }
-  return {bytes, type_of(address) == cudaMemoryTypeUnregistered};
+  return {bytes, !direct && type_of(address) == cudaMemoryTypeUnregistered};
 }
 
 CudaLink::StagingRing& CudaLink::ring_of(StreamView stream) {

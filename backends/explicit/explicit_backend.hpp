@@ -11,6 +11,7 @@ class ExplicitBackend final : public SlotBackend {
   explicit ExplicitBackend(Link& link) : SlotBackend(link) {}
 
   std::string name() const override { return "explicit"; }
+  bool kernels_reach_host() const override { return false; }
   Lane fetch_lane() const override { return Lane::h2d; }
   std::size_t slot_bytes(const BlockSource& source) const override;
   void fetch(int slot, int block, std::int64_t version, const BlockSource& source,

@@ -62,6 +62,7 @@ struct HardwareProfile {
     Rate copy_seconds;                                          ///< what each copy costs beside its bytes
     Rate kernel_read_bytes_per_second, kernel_write_bytes_per_second;  ///< kernels on host memory
     Rate adamw_in_place_parameters_per_second;  ///< a device kernel on state in host memory
+    Rate adamw_in_place_thread_blocks;          ///< of that kernel, at its fastest
   } link;
 
   struct Host {

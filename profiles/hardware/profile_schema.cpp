@@ -59,6 +59,8 @@ std::vector<ProfileKey> profile_schema() {
        Number{in<link, &Link::kernel_write_bytes_per_second>, bytes_per_second}},
       {"link", "adamw_in_place_parameters_per_second",
        Number{in<link, &Link::adamw_in_place_parameters_per_second>, parameters_per_second}},
+      {"link", "adamw_in_place_thread_blocks",
+       Number{in<link, &Link::adamw_in_place_thread_blocks>, thread_block_count}},
 
       {"host", "name", Text(in<host, &Host::name>)},
       {"host", "memory_bytes", Number{in<host, &Host::memory_bytes>, memory_bytes}},

@@ -20,6 +20,7 @@ inline constexpr RateBounds parameters_per_second{"parameters/s", 1e5, 1e13};
 inline constexpr RateBounds memory_bytes{"bytes", 1e6, 1e16};
 inline constexpr RateBounds duration_seconds{"s", 1e-9, 1e-1};
 inline constexpr RateBounds core_count{"cores", 1.0, 1e5};
+inline constexpr RateBounds thread_block_count{"thread blocks", 1.0, 65535.0};
 inline constexpr RateBounds speed_ratio{"times", 1.0, 3.0};
 inline constexpr RateBounds curve_tokens{"tokens", 1.0, 1e10};
 

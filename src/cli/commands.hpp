@@ -9,6 +9,8 @@ namespace layerstream::cli {
 void add_train(CLI::App& program);
 void add_plan(CLI::App& program);
 void add_calibrate(CLI::App& program);
+void add_replan(CLI::App& program);
+void add_doctor(CLI::App& program);
 void add_export(CLI::App& program);
 void add_generate(CLI::App& program);
 void add_inspect_data(CLI::App& program);

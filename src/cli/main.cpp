@@ -14,7 +14,9 @@ int main(int argc, char** argv) {
       "finite gradient, 75 interrupted by a signal (with a checkpoint if a step was done; run again)");
   cli::add_train(program);
   cli::add_plan(program);
+  cli::add_replan(program);
   cli::add_calibrate(program);
+  cli::add_doctor(program);
   cli::add_export(program);
   cli::add_generate(program);
   cli::add_inspect_data(program);

@@ -359,11 +359,15 @@ std::vector<ConfigField> config_schema() {
                      "format in which matrices are multiplied; master weights are FP32",
                      {"bf16", "fp16", "dtype", "torch_dtype", "precision", "mixed_precision"}},
                     &C::compute_dtype, {{"fp32", DType::f32}, {"bf16", DType::bf16}}),
-      choice<BackendChoice>({engine, "backend", "how weights reach the device", {"memory_backend"}},
-                            &C::backend,
-                            {{"auto", BackendChoice::automatic},
-                             {"explicit", BackendChoice::explicit_copies},
-                             {"coherent", BackendChoice::coherent}}),
+      choice<BackendChoice>(
+          {engine,
+           "backend",
+           "how weights reach the device; auto: coherent where it shares the host's page tables",
+           {"memory_backend"}},
+          &C::backend,
+          {{"auto", BackendChoice::automatic},
+           {"explicit", BackendChoice::explicit_copies},
+           {"coherent", BackendChoice::coherent}}),
       boolean({engine, "allow_emulation", "coherent backend on a device without coherent memory"},
               &C::allow_emulation),
       choice<OptimizerUpdate>(
@@ -373,11 +377,15 @@ std::vector<ConfigField> config_schema() {
       choice<PinMemory>(
           {engine,
            "pin_memory",
-           "host memory pinned for copies; auto goes on without, slower, where the system refuses",
+           "host memory pinned for copies; auto: not on a device that shares the host's page tables, and without, "
+           "slower, where the system refuses",
            {"pinned_memory", "dataloader_pin_memory"}},
           &C::pin_memory,
           {{"auto", PinMemory::automatic}, {"required", PinMemory::required}, {"off", PinMemory::off}}),
-      numa_node({engine, "numa", "host memory node of the buffers; auto: the device's", {"numa_node"}},
+      numa_node({engine,
+                 "numa",
+                 "host memory node of the buffers; auto: with CPUs, the nearest to the device",
+                 {"numa_node"}},
                 &C::numa),
       integer({engine,
                "optimizer_threads",
@@ -456,6 +464,25 @@ std::vector<ConfigField> config_schema() {
                             "where gradients wait that the device's share of the update needs",
                             {"gradients_on_host", "offload_gradients"}},
                            &C::gradients_on_host, {{"host", true}, {"device", false}})),
+      or_null(
+          &C::updates_in_place, planned,
+          choice<bool>(
+              {placement,
+               "device_update",
+               "how the device updates state that lives on the host: staged, through buffers on the device; "
+               "in_place, by a kernel on host memory (coherent backend)",
+               {"optimizer_access"}},
+              &C::updates_in_place, {{"staged", false}, {"in_place", true}})),
+      or_null(
+          &C::device_update_blocks, planned,
+          integer(
+              {placement, "device_update_blocks",
+               "thread blocks of an update in place: few fill the link and leave the device to the passes"},
+              &C::device_update_blocks, {.min = 1, .max = 65535})),
+      or_null(&C::promotes_by_kernel, planned,
+              choice<bool>({placement, "weight_promotion",
+                            "what brings weights to the device under the coherent backend"},
+                           &C::promotes_by_kernel, {{"copy_engine", false}, {"kernel", true}})),
 
       integer(
           {profiling,

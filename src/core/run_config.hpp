@@ -77,6 +77,9 @@ struct RunConfig {
   std::optional<double> optimizer_device_share;  ///< fraction of each block whose update is the device's
   std::optional<std::int64_t> resident_blocks;   ///< the first blocks' weights and moments stay on the device
   std::optional<bool> gradients_on_host;  ///< key `gradient_home`: where gradients of the device's share wait
+  std::optional<bool> updates_in_place;   ///< key `device_update: staged | in_place`
+  std::optional<std::int64_t> device_update_blocks;  ///< thread blocks of an update in place
+  std::optional<bool> promotes_by_kernel;            ///< key `weight_promotion: copy_engine | kernel`
   PinMemory pin_memory = PinMemory::automatic;
   std::string numa = "auto";           ///< host node of the buffers: auto (the device's), off, or a number
   std::int64_t optimizer_threads = 0;  ///< 0: what the affinity mask leaves

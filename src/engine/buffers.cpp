@@ -120,6 +120,9 @@ DeviceBuffers::DeviceBuffers(const EngineShape& shape, Arena& arena) {
     block_gradients[static_cast<std::size_t>(block)] =
         arena.tensor(DType::f32, {elements}, "gradients that stay on the device (fp32)");
   }
+  if (schedule.emits_embedding_rows()) {
+    embedding_rows_written = arena.tensor(DType::u8, {spec.vocab_size}, "used rows of the embedding");
+  }
   first_volatile_byte = arena.used();
 
   for (int slot = 0; slot < (update.elements.empty() ? 0 : update.slots); ++slot) {
@@ -305,6 +308,7 @@ std::vector<BlockCost> block_costs(const EngineShape& shape, const ParameterStor
     cost.fetch_bytes =
         static_cast<std::int64_t>(backend.slot_bytes(store.source(block, shape.low_halves_stream())));
     cost.gradient_bytes = 4 * shape.gradient_elements(block);
+    cost.gradient_row_bytes = 4 * spec.hidden_size;
     cost.update_bytes = 28 * elements;
     cost.forward_flops_per_token = 2.0 * static_cast<double>(merged_matrix_elements(shape, block));
     if (decoder) {

@@ -58,6 +58,8 @@ struct DeviceBuffers {
   /// [b], fp32: the gradient of block b, if it has a buffer of its own; else what waits on the device of it,
   /// if anything.
   std::vector<TensorView> block_gradients;
+  /// (V) uint8: rows of the embedding's gradient on the host that may not be zero (see ops::emit_rows).
+  TensorView embedding_rows_written;
   std::size_t first_volatile_byte = 0;  ///< of the arena: from here on nothing outlives a step
   std::vector<UpdateSlot> update_slots;
   std::vector<void*> weight_slots;

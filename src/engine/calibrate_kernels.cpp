@@ -201,13 +201,14 @@ double KernelCalibration::copy_bytes_per_second() {
 namespace {
 
 /// Parameters a second of one slice over memory that a kernel can reach.
-double adamw_over(Device& device, const ops::Context& context, std::span<std::byte> memory, double budget) {
+double adamw_over(Device& device, const ops::Context& context, std::span<std::byte> memory, double budget,
+                  int thread_blocks = 0) {
   const std::span<std::byte> used = memory.first(std::min(memory.size(), std::size_t{1} << 30));
   const ops::AdamWSlice slice = slice_over(used);
   ops::fill_zero(context, TensorView(used.data(), DType::f32, {4 * slice.n}));
   const ops::AdamWScalars scalars = ops::adamw_scalars({.learning_rate = 1e-3});
   return static_cast<double>(slice.n) / DeviceTimer(device, budget).seconds_of(context.stream, [&] {
-    ops::adamw_device(context, slice, slice.n, scalars, scalars);
+    ops::adamw_device(context, slice, slice.n, scalars, scalars, thread_blocks);
   });
 }
 
@@ -234,7 +235,10 @@ KernelCalibration::OnHostMemory KernelCalibration::on_host_memory(std::span<std:
     return TensorView(memory.data() + index * array, DType::f32, {static_cast<std::int64_t>(array / 4)});
   };
   OnHostMemory rates;
-  rates.adamw_parameters_per_second = adamw_over(device_, context, host, budget_);
+  for (const int blocks : {4, 8, 16, 32, 64, 132}) {
+    rates.adamw.push_back({blocks, adamw_over(device_, context, host, budget_, blocks)});
+    if (device_.uses_host_memory()) break;  // threads are what they are
+  }
   rates.write_bytes_per_second = static_cast<double>(array) / timer.seconds_of(context.stream, [&] {
     ops::fill_zero(context, view(host, 0));
   });

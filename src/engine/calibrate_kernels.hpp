@@ -36,7 +36,13 @@ class KernelCalibration {
   double kernel_seconds();               ///< a launch that does next to nothing
   /// The same and one stream each way, on host memory that the device's kernels can reach.
   struct OnHostMemory {
-    double adamw_parameters_per_second = 0.0, read_bytes_per_second = 0.0, write_bytes_per_second = 0.0;
+    /// Of AdamW, by thread blocks.
+    struct InPlace {
+      int thread_blocks;
+      double parameters_per_second;
+    };
+    std::vector<InPlace> adamw;
+    double read_bytes_per_second = 0.0, write_bytes_per_second = 0.0;
   };
   OnHostMemory on_host_memory(std::span<std::byte> host);
 

@@ -1,8 +1,7 @@
 #include "engine/engine.hpp"
 
-#include <numa.h>
-
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -43,37 +42,59 @@ namespace {
 /// Whether kernels take weights from host memory of a device that knows the host's pages only if they are
 /// pinned.
 bool reads_unshared_host_memory(const RunConfig& config, const Device& device) {
-  return config.backend == BackendChoice::coherent && !device.uses_host_memory() &&
+  return backend_decision(config, device).is_coherent() && !device.uses_host_memory() &&
          !device.capabilities().shares_host_page_tables;
 }
 
+/// `progress` for work that has no name for what it does.
+std::function<void(std::size_t, std::size_t)> within(std::string_view phase, const EngineProgress& progress) {
+  if (!progress) return {};
+  return [phase, &progress](std::size_t done, std::size_t total) { progress(phase, done, total); };
+}
+
+constexpr std::string_view rehearsal_phase = "rehearsing a step";
+
+/// Tells of a run of operations on the thread of the compute lane, which is the caller's.
+class RehearsalProgress final : public ExecutionObserver {
+ public:
+  explicit RehearsalProgress(const EngineProgress& progress) : progress_(progress) {}
+  void begin(const Schedule& schedule) override { total_ = schedule.operations.size(); }
+  void before(int index, const Operation& operation) override {
+    if (operation.lane != Lane::compute || !progress_) return;
+    progress_(rehearsal_phase, static_cast<std::size_t>(index), total_);
+  }
+  void after(int, const Operation&) override {}
+
+ private:
+  const EngineProgress& progress_;
+  std::size_t total_ = 0;
+};
+
 }  // namespace
 
+BackendDecision backend_decision(const RunConfig& config, const Device& device) {
+  return choose_backend(config.backend, config.allow_emulation, device.capabilities());
+}
+
 std::unique_ptr<MemoryBackend> make_backend(const RunConfig& config, Device& device) {
-  switch (config.backend) {
-    case BackendChoice::automatic:
+  switch (backend_decision(config, device).backend) {
     case BackendChoice::explicit_copies:
       return std::make_unique<ExplicitBackend>(device.link());
     case BackendChoice::coherent:
-      if (!config.allow_emulation && !device.capabilities().shares_host_page_tables) {
-        throw ConfigError(
-            "backend: coherent: this device does not share the host's page tables; set allow_emulation: "
-            "true to emulate it, or backend: explicit");
-      }
       if (config.pin_memory == PinMemory::off && reads_unshared_host_memory(config, device)) {
         throw ConfigError(
             "pin_memory: off: the emulated coherent backend's kernels read host memory, which must be pinned for them; "
             "use auto or required, or backend: explicit");
       }
       return std::make_unique<CoherentBackend>(device.link());
+    case BackendChoice::automatic:
+      break;
   }
-  throw ContractError("unknown backend");
+  throw ContractError("a backend that is not decided");
 }
 
-std::optional<int> numa_node(const RunConfig& config, const Device& device) {
-  if (config.numa == "off") return {};
-  if (config.numa != "auto") return std::stoi(config.numa);
-  return numa_max_node() > 0 ? device.capabilities().numa_node : std::nullopt;
+HostNode host_node(const RunConfig& config, const Device& device) {
+  return choose_host_node(read_numa_topology(), config.numa, device.capabilities().link_node());
 }
 
 int optimizer_threads(const RunConfig& config) {
@@ -82,36 +103,55 @@ int optimizer_threads(const RunConfig& config) {
 }
 
 Engine::Engine(const ModelSpec& spec, const RunConfig& config, EngineMode mode, Device& device,
-               const EngineDiagnostics& diagnostics,
-               const std::function<void(std::size_t, std::size_t)>& allocation_progress)
+               const EngineDiagnostics& diagnostics, const EngineMemory& memory)
     : device_(device),
       diagnostics_(diagnostics),
       backend_(make_backend(config, device)),
       shape_(make_engine_shape(spec, config, mode, device)),
       pool_(optimizer_threads(config)),
+      host_node_(layerstream::host_node(config, device)),
       optimizer_(pool_),
       executor_(device) {
   const Ledger planned = plan_memory(shape_, *backend_, device);
-  const HostBudget budget = host_budget(config);
+  const HostBudget budget = host_budget(config, host_node_.node);
   check_memory(planned, budget, device);
 
+  const std::size_t host_bytes = padded(planned.total(Space::host));
+  const HostRegionOptions host_options{.component = "model state",
+                                       .numa_node = host_node_.node,
+                                       .must_bind = host_node_.required,
+                                       .pool = &pool_,
+                                       .available_bytes = config.host_memory_limit,
+                                       .progress = within("allocating host memory", memory.progress),
+                                       .progress_interval = std::chrono::milliseconds(250)};
+  host_region_ = memory.state ? memory.state : std::make_shared<HostRegion>();
+  if (memory.state) {
+    const std::size_t state_bytes = ParameterStore::bytes(shape_.layout, shape_.schedule.train);
+    LAYERSTREAM_EXPECT(host_region_->bytes() >= state_bytes,
+                       "a state of {} B in {} B of memory that are said to hold it", state_bytes,
+                       host_region_->bytes());
+    // A simulated device takes its memory from what this gives back.
+    if (host_bytes < host_region_->bytes()) host_region_->resize(host_bytes, host_options);
+  }
   // Device memory first: what is refused costs no minute of touching host memory.
   device_region_ = device.allocate(padded(planned.total(Space::device) - device.overhead_bytes()));
-  host_region_ = HostRegion(padded(planned.total(Space::host)), {.component = "model state",
-                                                                 .numa_node = numa_node(config, device),
-                                                                 .pool = &pool_,
-                                                                 .available_bytes = config.host_memory_limit,
-                                                                 .progress = allocation_progress});
+  host_region_->resize(host_bytes, host_options);
+  if (host_node_.node) host_residency_ = sample_residency(host_region_->data(), host_region_->bytes());
   // Kernels of an emulated coherent backend read host memory where it lies, which must be mapped for them.
   const bool must_pin =
       config.pin_memory == PinMemory::required || reads_unshared_host_memory(config, device);
-  if (config.pin_memory != PinMemory::off) {
-    host_pin_ = device.pin(host_region_.data(), host_region_.bytes(), must_pin, allocation_progress);
+  // A device that shares the host's page tables reaches memory as it is, as fast (measured on a GH200 by
+  // dnhkng, dnhkng.github.io/posts/gh200-benchmarking: 331-339 GB/s unregistered, 328-334 registered).
+  const bool is_reached_anyway = device.capabilities().shares_host_page_tables;
+  if (must_pin || (config.pin_memory == PinMemory::automatic && !is_reached_anyway)) {
+    host_pin_ = device.pin(host_region_->data(), host_region_->bytes(), must_pin,
+                           within("pinning host memory", memory.progress));
   }
   if (device.overhead_bytes() > 0) {
     ledger_.add(Space::device, "context and libraries", device.overhead_bytes());
   }
-  Arena host(Space::host, host_region_.data(), host_region_.bytes(), ledger_);
+  Arena host(Space::host, host_region_->data(), host_region_->bytes(), ledger_);
+  // First of all, so that the state survives whatever else of this memory is laid out anew.
   store_ = std::make_unique<ParameterStore>(shape_.layout, host, shape_.schedule.train);
   host_buffers_ = std::make_unique<HostBuffers>(shape_, host);
   Arena arena(Space::device, device_region_->data(), device_region_->bytes(), ledger_);
@@ -132,9 +172,16 @@ Engine::Engine(const ModelSpec& spec, const RunConfig& config, EngineMode mode, 
                            stream);
   backend_->copy_to_device(device_buffers_->rope_sin.data(), sin.data(), device_buffers_->rope_sin.bytes(),
                            stream);
+  // What an earlier use of host memory left in the embedding's gradient is not known to be zero.
+  if (const TensorView& written = device_buffers_->embedding_rows_written) {
+    const std::vector<std::uint8_t> all(written.bytes(), 1);
+    backend_->copy_to_device(written.data(), all.data(), all.size(), stream);
+    device.synchronize();
+  }
   device.synchronize();
 
   libraries_.prepare(stream);
+  if (shape_.schedule.emits_embedding_rows()) libraries_.prepare(device.stream(Lane::d2h));
   if (!shape_.schedule.device_update.elements.empty()) libraries_.prepare(device.stream(Lane::update));
 
   runner_ = std::make_unique<StepRunner>(StepRunner::Parts{.shape = shape_,
@@ -146,20 +193,43 @@ Engine::Engine(const ModelSpec& spec, const RunConfig& config, EngineMode mode, 
                                                            .optimizer = optimizer_,
                                                            .libraries = libraries_},
                                          diagnostics.poison);
-  if (mode == EngineMode::train && diagnostics.rehearse && !device.uses_host_memory()) rehearse();
+  if (mode == EngineMode::train && diagnostics.rehearse && !device.uses_host_memory()) rehearse(memory.progress);
 }
 
 Engine::~Engine() = default;
+
+std::vector<std::string> Engine::host_memory_warnings() const {
+  std::vector<std::string> warnings = host_node_.warnings;
+  if (const std::string& shortfall = host_region_->binding_shortfall(); !shortfall.empty()) {
+    warnings.push_back(shortfall);
+  } else if (host_node_.node && host_residency_.known()) {
+    constexpr double tolerated = 0.01;
+    if (host_residency_.share_elsewhere(*host_node_.node) > tolerated) {
+      warnings.push_back(fmt::format(
+          "host memory was bound to NUMA node {}, but not all of it lies there ({}): copies and the host's "
+          "optimizer will be slower; `layerstream doctor` looks for the cause",
+          *host_node_.node, host_residency_.to_text()));
+    }
+  }
+  return warnings;
+}
+
+std::shared_ptr<HostRegion> Engine::release_state(std::unique_ptr<Engine> engine) {
+  engine->expect_intact();
+  LAYERSTREAM_EXPECT(!engine->pending_ && !engine->resident_has_moved_,
+                     "the state is not all on the host; apply_pending brings it");
+  return engine->host_region_;
+}
 
 MeasuredRates Engine::measure_rates() {
   constexpr std::size_t link_bytes = std::size_t{64} << 20;
   constexpr std::size_t memory_bytes = std::size_t{1} << 30;  // more than caches hold
   const std::size_t first = device_buffers_->first_volatile_byte;
   MeasuredRates rates =
-      measure_link(device_, static_cast<std::byte*>(device_region_->data()) + first, host_region_.data(),
-                   std::min({link_bytes, device_region_->bytes() - first, host_region_.bytes()}));
+      measure_link(device_, static_cast<std::byte*>(device_region_->data()) + first, host_region_->data(),
+                   std::min({link_bytes, device_region_->bytes() - first, host_region_->bytes()}));
   rates.host_memory =
-      measure_host_memory(pool_, host_region_.data(), std::min(memory_bytes, host_region_.bytes()));
+      measure_host_memory(pool_, host_region_->data(), std::min(memory_bytes, host_region_->bytes()));
   return rates;
 }
 
@@ -171,7 +241,7 @@ ScheduleSettings Engine::schedule_settings(bool train) const {
   return settings;
 }
 
-void Engine::rehearse() {
+void Engine::rehearse(const EngineProgress& progress) {
   // One full chunk, of rows as long as it takes.
   const std::int64_t row_tokens = std::min(shape_.bounds.row_tokens, shape_.bounds.chunk_tokens);
   const auto count = static_cast<std::size_t>(row_tokens);
@@ -187,7 +257,14 @@ void Engine::rehearse() {
   const StreamView stream = device_.stream(Lane::compute);
   libraries_.set_rehearsing(stream, true);
   runner_->begin(chunks, 0.0, {});
-  executor_.run(build_schedule(settings, chunks, costs_), *runner_, nullptr);
+  RehearsalProgress observer(progress);
+  try {
+    executor_.run(build_schedule(settings, chunks, costs_), *runner_, &observer);
+  } catch (const Error&) {
+    // What progress threw has become an error of an operation: thrown again, it is what it was.
+    if (progress) progress(rehearsal_phase, 0, 1);
+    throw;
+  }
   libraries_.set_rehearsing(stream, false);
 }
 
@@ -217,6 +294,9 @@ void Engine::poison_buffers() {
   }
   if (!pending_) {
     for (const TensorView& view : host_buffers_->gradients) poison_host(view);
+    if (const TensorView& written = device_buffers_->embedding_rows_written) {
+      device_.poison(written.data(), written.bytes(), device_.stream(Lane::compute));
+    }
     for (const TensorView& view : device_buffers_->block_gradients) {
       if (view) device_.poison(view.data(), view.bytes(), device_.stream(Lane::compute));
     }

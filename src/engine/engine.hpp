@@ -4,12 +4,16 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
+#include "backends/choose_backend.hpp"
 #include "backends/device.hpp"
 #include "backends/host_region.hpp"
 #include "backends/measure_rates.hpp"
 #include "backends/memory_backend.hpp"
+#include "backends/topology/host_node.hpp"
+#include "backends/topology/page_residency.hpp"
 #include "core/token_row.hpp"
 #include "engine/buffers.hpp"
 #include "engine/executor.hpp"
@@ -43,21 +47,36 @@ struct EngineDiagnostics {
   ExecutionObserver* observer = nullptr;
 };
 
+/// Told while an engine is made, from one thread at a time: "allocating host memory", and how much of it is done, in
+/// any unit. May throw.
+using EngineProgress = std::function<void(std::string_view phase, std::size_t done, std::size_t total)>;
+
+/// How an engine comes by its memory.
+struct EngineMemory {
+  EngineProgress progress = {};
+  /// What Engine::release_state of an engine of the same model and mode gave: resized and taken over, with the state
+  /// that it begins with. Else parameters are zero. If the constructor throws, it still begins with that state.
+  std::shared_ptr<HostRegion> state = {};
+};
+
 /// A model in host memory, streaming through a device. One caller at a time. After an exception from a run
 /// of operations the state may be half a step further, and every later call throws Error: go on from the
 /// newest checkpoint.
 class Engine {
  public:
-  /// Allocates everything that it will ever use. Parameters are zero.
+  /// Allocates everything that it will ever use.
   /// @param device outlives the engine.
   /// Throws ConfigError, ResourceError before anything is allocated.
-  /// @param allocation_progress called while memory is made ready (see HostRegionOptions); may throw.
   Engine(const ModelSpec& spec, const RunConfig& config, EngineMode mode, Device& device,
-         const EngineDiagnostics& diagnostics = {},
-         const std::function<void(std::size_t, std::size_t)>& allocation_progress = {});
+         const EngineDiagnostics& diagnostics = {}, const EngineMemory& memory = {});
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
+
+  /// Brings the state to the host and takes the engine apart. What is returned begins with the state, laid out as
+  /// ParameterStore does; all else that the engine held is free. @pre no update is pending, and resident state is on
+  /// the host: apply_pending
+  static std::shared_ptr<HostRegion> release_state(std::unique_ptr<Engine> engine);
 
   /// Forward, backward and update over all rows. With deferred updates the parameters move when they are
   /// next needed; `apply_pending` does it at once.
@@ -90,6 +109,12 @@ class Engine {
   const EngineShape& shape() const { return shape_; }
   const Ledger& ledger() const { return ledger_; }
   const MemoryBackend& backend() const { return *backend_; }
+  /// The node that host memory was to be bound to, and why.
+  const HostNode& host_node() const { return host_node_; }
+  /// Where host memory lay when it had been made ready.
+  const PageResidency& host_residency() const { return host_residency_; }
+  /// A sentence for each way in which host memory is not where it was to be.
+  std::vector<std::string> host_memory_warnings() const;
   /// What of the host memory copies can use at full speed.
   const HostPin* host_pin() const { return host_pin_.get(); }
   WorkerPool& pool() { return pool_; }
@@ -107,7 +132,7 @@ class Engine {
   void run(Schedule schedule);
   /// A step that leaves nothing behind, on a device whose kernels gain from being tried out: plans are made,
   /// and matrix products find the fastest algorithm. @pre nothing is loaded yet
-  void rehearse();
+  void rehearse(const EngineProgress& progress);
   void expect_intact() const;
   void poison_buffers();
   ScheduleSettings schedule_settings(bool train) const;
@@ -119,7 +144,9 @@ class Engine {
   EngineShape shape_;
   Ledger ledger_;
   WorkerPool pool_;
-  HostRegion host_region_;
+  HostNode host_node_;
+  std::shared_ptr<HostRegion> host_region_;
+  PageResidency host_residency_;
   std::unique_ptr<HostPin> host_pin_;
   std::unique_ptr<DeviceRegion> device_region_;
   std::unique_ptr<ParameterStore> store_;
@@ -142,8 +169,11 @@ class Engine {
 /// that does not fit the device.
 std::unique_ptr<MemoryBackend> make_backend(const RunConfig& config, Device& device);
 
-/// The host node that buffers are bound to: the configuration's, else the device's, if there is a choice.
-std::optional<int> numa_node(const RunConfig& config, const Device& device);
+/// What `backend` comes to on this device, and why. Throws ConfigError for one that does not fit it.
+BackendDecision backend_decision(const RunConfig& config, const Device& device);
+
+/// The host node that buffers are bound to (see choose_host_node). Throws ConfigError for one not there.
+HostNode host_node(const RunConfig& config, const Device& device);
 
 /// Threads of the host lane's optimizer: optimizer_threads, else the CPUs that this process may use.
 int optimizer_threads(const RunConfig& config);

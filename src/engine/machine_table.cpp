@@ -41,7 +41,8 @@ DescribedDevice described_device(const HardwareProfile& profile, const RunConfig
       {.name = profile.device.name,
        .memory_limit = std::min(bytes, config.device_memory_limit.value_or(bytes)),
        .uses_host_memory = profile.device.simulated,
-       .capabilities = {.shares_host_page_tables = profile.link.coherent, .numa_node = {}}});
+       .capabilities = {.shares_host_page_tables = profile.link.coherent,
+                        .pageable_memory_access = profile.link.coherent}});
 }
 
 HostBudget described_host(const HardwareProfile& profile, const RunConfig& config) {

@@ -15,7 +15,7 @@ namespace {
 /// The device's share of each block, in pieces of about 200 MB of state: large enough for the link's full
 /// speed, and a few pieces even of a small share, so that arriving, working and leaving overlap.
 DeviceUpdate make_device_update(const ModelLayout& layout, double fraction, bool gradients_on_device,
-                                int resident_blocks) {
+                                int resident_blocks, bool in_place, int thread_blocks) {
   constexpr std::int64_t unit = 4096, largest_piece = 16 << 20;
   const auto rounded_up = [](std::int64_t elements) { return (elements + unit - 1) / unit * unit; };
   DeviceUpdate update;
@@ -32,7 +32,9 @@ DeviceUpdate make_device_update(const ModelLayout& layout, double fraction, bool
     largest_share = std::max(largest_share, share);
   }
   if (largest_share == 0 && resident_blocks == 0) return {};
-  if (largest_share == 0) update.slots = 0;
+  if (largest_share == 0 || in_place) update.slots = 0;
+  update.in_place = in_place;
+  update.thread_blocks = in_place ? thread_blocks : 0;
   update.piece_elements = std::clamp(rounded_up(largest_share / 4), unit, largest_piece);
   update.gradients_on_device = gradients_on_device;
   return update;
@@ -54,6 +56,9 @@ RunConfig with_default_placement(RunConfig config, const Device& device) {
   set_default(config.optimizer_device_share, hosts_alone ? 0.0 : 0.5);
   set_default(config.resident_blocks, 0);
   set_default(config.gradients_on_host, true);
+  set_default(config.updates_in_place, false);
+  set_default(config.device_update_blocks, 16);  // measured on an H200: see benches/results
+  set_default(config.promotes_by_kernel, false);
   return config;
 }
 
@@ -95,9 +100,11 @@ EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& given, Eng
           "optimizer_device_share, resident_blocks: immediate updates are the host's alone, since they may have to stop in the middle; "
           "set both to 0, or optimizer_update: deferred");
     }
-    schedule.device_update = make_device_update(shape.layout, share, !*config.gradients_on_host,
-                                                at_most_all(*config.resident_blocks));
+    schedule.device_update = make_device_update(
+        shape.layout, share, !*config.gradients_on_host, at_most_all(*config.resident_blocks),
+        *config.updates_in_place, static_cast<int>(*config.device_update_blocks));
   }
+  schedule.promotes_by_kernel = *config.promotes_by_kernel;
   schedule.weight_slots =
       static_cast<int>(std::min<std::int64_t>(*config.weight_slots, schedule.num_streamed_blocks()));
   int through_ring = 0;  // gradients that leave their buffer
@@ -127,32 +134,43 @@ Ledger plan_memory(EngineShape& shape, const MemoryBackend& backend, const Devic
         std::max(shape.slot_bytes, backend.slot_bytes(store.source(block, shape.low_halves_stream())));
   }
   shape.schedule.fetch_lane = backend.fetch_lane();
+  shape.schedule.kernels_reach_host = backend.kernels_reach_host();
+  if (!backend.kernels_reach_host() &&
+      (shape.schedule.device_update.in_place || shape.schedule.promotes_by_kernel)) {
+    throw ConfigError(fmt::format(
+        "{}: the {} backend's kernels do not reach host memory; leave it out, or use backend: coherent",
+        shape.schedule.device_update.in_place ? "device_update: in_place" : "weight_promotion: kernel",
+        backend.name()));
+  }
   const HostBuffers host_buffers(shape, host);
   Arena device_arena = Arena::dry(Space::device, ledger);
   const DeviceBuffers device_buffers(shape, device_arena);
   return ledger;
 }
 
-void add_process_lines(Ledger& ledger, std::size_t data_bytes) {
+void add_process_lines(Ledger& ledger, std::size_t data_bytes, std::size_t engine_bytes) {
   ledger.add(Space::host, "training data", data_bytes);
   const std::size_t resident = ProcessMemory::now().resident;
-  ledger.add(Space::host, "process (code, libraries, stacks)",
-             resident > data_bytes ? resident - data_bytes : 0);
+  const std::size_t counted = data_bytes + engine_bytes;
+  ledger.add(Space::host, "process (code, libraries, stacks)", resident > counted ? resident - counted : 0);
   ledger.add(Space::host, "weights between files and slabs", transit_bytes);
 }
 
-RunPlan plan_run(const ModelSpec& spec, const RunConfig& config, Device& device, std::size_t data_bytes) {
+RunPlan plan_run(const ModelSpec& spec, const RunConfig& config, Device& device, std::size_t data_bytes,
+                 std::size_t engine_bytes) {
   const std::unique_ptr<MemoryBackend> backend = make_backend(config, device);
   RunPlan plan{.shape = make_engine_shape(spec, config, EngineMode::train, device), .ledger = {}};
   plan.ledger = plan_memory(plan.shape, *backend, device);
-  add_process_lines(plan.ledger, data_bytes);
+  add_process_lines(plan.ledger, data_bytes, engine_bytes);
   return plan;
 }
 
-HostBudget host_budget(const RunConfig& config) {
+HostBudget host_budget(const RunConfig& config, std::optional<int> node) {
   if (config.host_memory_limit) return {*config.host_memory_limit, "host_memory_limit"};
-  const HostMemory memory = HostMemoryProbe().available();
-  return {memory.available + ProcessMemory::now().resident, memory.bound_by};
+  const HostMemoryProbe probe;
+  const HostMemory memory = node ? probe.available_on_node(*node) : probe.available();
+  return {memory.available + ProcessMemory::now().resident,
+          memory.bound_by + (node ? "; numa: off for all nodes' memory" : "")};
 }
 
 std::string shortfall(const Ledger& ledger, const HostBudget& host, const Device& device) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "backends/device.hpp"
@@ -34,15 +35,18 @@ Ledger plan_memory(EngineShape& shape, const MemoryBackend& backend, const Devic
 
 /// Adds what a training process holds besides the engine: its code, libraries and stacks as they stand
 /// now (call it after the kernels' runtime has started), the data, and a buffer for weights in transit.
-void add_process_lines(Ledger& ledger, std::size_t data_bytes);
+/// @param engine_bytes of host memory that an engine holds now, in whose place the planned one comes
+void add_process_lines(Ledger& ledger, std::size_t data_bytes, std::size_t engine_bytes = 0);
 
 /// A whole training process, before it allocates anything.
 struct RunPlan {
   EngineShape shape;
   Ledger ledger;  ///< the engine's lines and the process's
 };
-/// @param data_bytes what the training data hold. Throws ConfigError.
-RunPlan plan_run(const ModelSpec& spec, const RunConfig& config, Device& device, std::size_t data_bytes);
+/// @param data_bytes what the training data hold. @param engine_bytes as of add_process_lines. Throws
+/// ConfigError.
+RunPlan plan_run(const ModelSpec& spec, const RunConfig& config, Device& device, std::size_t data_bytes,
+                 std::size_t engine_bytes = 0);
 
 /// Host bytes that this process may hold: host_memory_limit, else what it holds already and what the system
 /// says is available.
@@ -50,7 +54,8 @@ struct HostBudget {
   std::size_t bytes = 0;
   std::string bound_by;  ///< the file or key that says so
 };
-HostBudget host_budget(const RunConfig& config);
+/// @param node that host memory will be bound to: no more than it has (host_node).
+HostBudget host_budget(const RunConfig& config, std::optional<int> node = {});
 
 /// What is missing of device and host memory: a line each with need and have; empty if all fits.
 std::string shortfall(const Ledger& ledger, const HostBudget& host, const Device& device);

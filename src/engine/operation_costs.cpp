@@ -22,6 +22,11 @@ constexpr double embedding_forward = 0.80, embedding_backward = 0.51;
 constexpr double cross_entropy = 0.96, loss_only = 0.88, whole = 1.0;
 }  // namespace efficiency
 
+/// Beside the host's optimizer a kernel on host memory keeps less of its speed than copies do: measured on an
+/// H200 over PCIe with 4 thread blocks, 2.2 of 3.0 Gparam/s where the host kept 3.5 of 4.4
+/// (benches/results/2026-11-30-coherent-h200.md).
+constexpr double in_place_weight = 0.6;
+
 double value(const Rate& rate) {
   return rate.value;
 }
@@ -75,10 +80,12 @@ OperationCost OperationCosts::of(const Operation& operation) const {
       cost = host_update(operation);
       break;
     case OperationKind::update_on_device:
-      cost = device_update(operation);
+      cost = shape_.schedule.device_update.is_resident(operation.block) || operation.update_slot >= 0
+                 ? device_update(operation)
+                 : update_in_place(operation);
       break;
     case OperationKind::fetch_weights:  // matrices, two halves of vectors
-      cost = copy(operation, true, 3);
+      cost = shape_.schedule.promotes_by_kernel ? promotion(operation) : copy(operation, true, 3);
       break;
     case OperationKind::load_state:  // two halves, two moments
       cost = copy(operation, true, 4);
@@ -103,7 +110,9 @@ OperationCost OperationCosts::of(const Operation& operation) const {
       cost = copy(operation, false, 2);
       break;
     case OperationKind::forward:
-      cost = kernels(forward(operation));
+      cost = operation.block == 0 && shape_.schedule.kernels_reach_host && operation.weight_slot >= 0
+                 ? gather(operation)
+                 : kernels(forward(operation));
       break;
     case OperationKind::loss:
     case OperationKind::loss_and_gradient:
@@ -172,6 +181,60 @@ OperationCost OperationCosts::device_update(const Operation& operation) const {
     cost.of(Resource::host_memory) =
         std::min(1.0, static_cast<double>(operation.bytes) / (host_bytes_per_second_ * cost.seconds));
   }
+  return cost;
+}
+
+/// Few thread blocks that wait for the link: what they take from the passes is not counted. The profile's
+/// rate is that of gradients on the host.
+OperationCost OperationCosts::update_in_place(const Operation& operation) const {
+  const double elements = static_cast<double>(operation.bytes) / adamw_bytes_per_parameter;
+  const DeviceUpdate& update = shape_.schedule.device_update;
+  const bool gradient_crosses = update.kept(operation.block) == 0;
+  OperationCost cost;
+  const double in = elements * (gradient_crosses ? 16.0 : 12.0), out = elements * 12.0;
+  cost.seconds =
+      value(profile_.device.kernel_seconds) +
+      (in + out) / (adamw_bytes_per_parameter * value(profile_.link.adamw_in_place_parameters_per_second));
+  const auto part_of = [&](double bytes, double rate) {
+    return std::min(1.0, bytes / (rate * cost.seconds));
+  };
+  const auto& link = profile_.link;
+  cost.of(Resource::link_in) = part_of(in, value(link.kernel_read_bytes_per_second));
+  cost.of(Resource::link_out) = part_of(out, value(link.kernel_write_bytes_per_second));
+  cost.of(Resource::link_duplex) = part_of(
+      in + out, std::max(value(link.kernel_read_bytes_per_second), value(link.duplex_bytes_per_second)));
+  cost.of(Resource::host_memory) = part_of(in + out, host_bytes_per_second_);
+  cost.weight = in_place_weight * copy_weight_;
+  return simulated(cost);
+}
+
+OperationCost OperationCosts::promotion(const Operation& operation) const {
+  OperationCost cost = copy(operation, true, 3);
+  if (operation.bytes == 0) return cost;
+  const double rate = value(profile_.link.kernel_read_bytes_per_second);
+  const double by_engine = cost.seconds;
+  cost.seconds = value(profile_.device.kernel_seconds) + static_cast<double>(operation.bytes) / rate;
+  for (const Resource resource : {Resource::link_duplex, Resource::host_memory, Resource::device_memory}) {
+    cost.of(resource) = std::min(1.0, cost.of(resource) * by_engine / cost.seconds);
+  }
+  cost.of(Resource::link_in) = 1.0;
+  return simulated(cost);
+}
+
+OperationCost OperationCosts::gather(const Operation& operation) const {
+  OperationCost cost = kernels(forward(operation));
+  const double bytes = tokens(operation) * static_cast<double>(shape_.spec.hidden_size) *
+                       (shape_.compute == DType::bf16 ? 2.0 : 4.0);
+  const double seconds = bytes / value(profile_.link.kernel_read_bytes_per_second);
+  cost.seconds = std::max(cost.seconds, seconds);
+  cost.of(Resource::link_in) = seconds / cost.seconds;
+  cost.of(Resource::host_memory) = std::min(1.0, bytes / (host_bytes_per_second_ * cost.seconds));
+  return cost;
+}
+
+/// Kernels of a simulated device run on the host's cores, in its memory.
+OperationCost OperationCosts::simulated(OperationCost cost) const {
+  if (profile_.device.simulated) cost.of(Resource::host_cores) = 1.0 / value(profile_.host.cores);
   return cost;
 }
 

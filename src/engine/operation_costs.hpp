@@ -31,6 +31,11 @@ class OperationCosts {
   OperationCost copy(const Operation& operation, bool to_device, int num_copies) const;
   OperationCost host_update(const Operation& operation) const;
   OperationCost device_update(const Operation& operation) const;
+  OperationCost update_in_place(const Operation& operation) const;
+  OperationCost promotion(const Operation& operation) const;
+  /// The lookup in a table on the host.
+  OperationCost gather(const Operation& operation) const;
+  OperationCost simulated(OperationCost cost) const;
   KernelWork forward(const Operation& operation) const;
   KernelWork head(const Operation& operation) const;
   KernelWork rebuild(const Operation& operation) const;

@@ -31,6 +31,13 @@ ParameterStore::ParameterStore(const ModelLayout& layout, Arena& host, bool with
   versions_ = std::make_unique<std::atomic<std::int64_t>[]>(layout.blocks.size());
 }
 
+std::size_t ParameterStore::bytes(const ModelLayout& layout, bool with_moments) {
+  Ledger ledger;
+  Arena arena = Arena::dry(Space::host, ledger);
+  const ParameterStore store(layout, arena, with_moments);
+  return arena.used();
+}
+
 BlockSource ParameterStore::source(int block, bool low_halves) const {
   const auto slab_source = [&](int index, bool gathered) {
     const Slab& slab = this->slab(index);

@@ -25,6 +25,7 @@ struct Choice {
   bool activations_on_host;
   int share_percent;  ///< of each streamed block's update, the device's
   bool gradients_on_host;
+  bool updates_in_place;
   friend auto operator<=>(const Choice&, const Choice&) = default;
 };
 
@@ -41,7 +42,7 @@ class Search {
  public:
   Search(const ModelSpec& spec, const RunConfig& config, const Machine& machine, std::size_t data_bytes)
       : spec_(spec), given_(config), machine_(machine), backend_(make_backend(config, machine.device)) {
-    add_process_lines(process_, data_bytes);
+    add_process_lines(process_, data_bytes, machine.engine_bytes);
     chunks_ = uniform_chunk_plan(config.per_device_train_batch_size * config.gradient_accumulation_steps,
                                  config.cutoff_len, config.chunk_tokens);
   }
@@ -75,13 +76,17 @@ class Search {
       for (const bool on_host : {true, false}) {
         for (const std::int64_t blocks : {0, num_layers() / 2, num_layers()}) {
           for (const bool gradients_on_host : {true, false}) {
-            points.push_back({.weight_slots = 2,
-                              .loop_order = order,
-                              .activation_policy = ActivationPolicy::all,
-                              .activation_blocks = blocks,
-                              .activations_on_host = on_host,
-                              .share_percent = 50,
-                              .gradients_on_host = gradients_on_host});
+            for (const bool in_place : {false, true}) {
+              if (in_place && !backend_->kernels_reach_host()) continue;
+              points.push_back({.weight_slots = 2,
+                                .loop_order = order,
+                                .activation_policy = ActivationPolicy::all,
+                                .activation_blocks = blocks,
+                                .activations_on_host = on_host,
+                                .share_percent = 50,
+                                .gradients_on_host = gradients_on_host,
+                                .updates_in_place = in_place});
+            }
           }
         }
       }
@@ -90,21 +95,25 @@ class Search {
     return points;
   }
 
-  /// What needs the least of the device, and what needs the least of the host; whatever fits, one of them
-  /// does.
-  std::array<Choice, 2> smallest() const {
-    const Choice of_device{.weight_slots = 1,
-                           .loop_order = LoopOrder::layer_major,
-                           .activation_policy = ActivationPolicy::all,
-                           .activation_blocks = 0,
-                           .activations_on_host = true,
-                           .share_percent = 0,
-                           .gradients_on_host = true};
-    Choice of_host = of_device;
-    of_host.activations_on_host = false;
-    of_host.share_percent = 100;
-    of_host.gradients_on_host = false;
-    return {obeying(of_device), obeying(of_host)};
+  /// What needs the least of the device, what needs the least of the host, and what lies between: activations
+  /// and gradients that wait on the device are spared on the host. Whatever fits, one of them does, but for
+  /// the grain of the shares.
+  std::vector<Choice> smallest() const {
+    std::vector<Choice> all;
+    for (const bool activations_on_host : {true, false}) {
+      for (int share = 0; share <= 100; share += 10) {
+        const Choice choice = obeying({.weight_slots = 1,
+                                       .loop_order = LoopOrder::layer_major,
+                                       .activation_policy = ActivationPolicy::all,
+                                       .activation_blocks = 0,
+                                       .activations_on_host = activations_on_host,
+                                       .share_percent = share,
+                                       .gradients_on_host = share == 0,
+                                       .updates_in_place = false});
+        if (std::ranges::find(all, choice) == all.end()) all.push_back(choice);
+      }
+    }
+    return all;
   }
 
   /// The choice with what the configuration gives, and one of the choices that come to the same.
@@ -118,6 +127,7 @@ class Search {
     obey(choice.activation_blocks, given_.activation_blocks);
     obey(choice.activations_on_host, given_.activations_on_host);
     obey(choice.gradients_on_host, given_.gradients_on_host);
+    obey(choice.updates_in_place, given_.updates_in_place);
     const bool immediate = given_.optimizer_update == OptimizerUpdate::immediate;
     if (immediate || (machine_.device.uses_host_memory() && !given_.optimizer_device_share)) {
       choice.share_percent = 0;
@@ -140,6 +150,15 @@ class Search {
     config.activations_on_host = choice.activations_on_host;
     if (!config.optimizer_device_share) config.optimizer_device_share = choice.share_percent / 100.0;
     config.gradients_on_host = choice.gradients_on_host;
+    config.updates_in_place = choice.updates_in_place;
+    const HardwareProfile::Link& link = machine_.profile.link;
+    if (!config.device_update_blocks) {
+      config.device_update_blocks = std::llround(link.adamw_in_place_thread_blocks.value);
+    }
+    if (!config.promotes_by_kernel) {
+      config.promotes_by_kernel = backend_->kernels_reach_host() && link.kernel_read_bytes_per_second.value >
+                                                                        link.to_device_bytes_per_second.value;
+    }
     config.resident_blocks = resident_blocks;
     return config;
   }
@@ -221,6 +240,7 @@ class Search {
     }
     for (const std::int64_t slots : {1, 2, 3}) add([&](Choice& c) { c.weight_slots = slots; });
     add([](Choice& c) { c.gradients_on_host = !c.gradients_on_host; });
+    if (backend_->kernels_reach_host()) add([](Choice& c) { c.updates_in_place = !c.updates_in_place; });
     add([](Choice& c) { c.activations_on_host = !c.activations_on_host; });
     add([](Choice& c) {
       c.loop_order =

@@ -33,6 +33,7 @@ struct Machine {
   const HardwareProfile& profile;
   Device& device;  ///< its limit is what may be used
   HostBudget host;
+  std::size_t engine_bytes = 0;  ///< as of add_process_lines
 };
 
 /// Decides what the configuration leaves open: where states, gradients and kept activations live, what is

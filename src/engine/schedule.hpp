@@ -76,6 +76,8 @@ struct DeviceUpdate {
   std::int64_t piece_elements = 0;
   int slots = 3;                     ///< one piece arrives, one is worked on, one leaves
   bool gradients_on_device = false;  ///< where the gradients of the device's share wait for the verdict
+  bool in_place = false;  ///< a kernel on state in host memory, without slots: a block's share is one piece
+  int thread_blocks = 0;  ///< of that kernel
   /// The first blocks' whole state lives on the device, and their gradients wait there: nothing of it crosses
   /// the link in a step. First, because theirs are the updates that a forward pass waits for.
   int resident_blocks = 0;
@@ -84,8 +86,10 @@ struct DeviceUpdate {
     return elements.empty() ? 0 : elements[static_cast<std::size_t>(block)];
   }
   bool is_resident(int block) const { return block < resident_blocks; }
+  /// A piece that stays where it is is the whole share.
+  bool in_one_piece(int block) const { return in_place || is_resident(block); }
   int num_pieces(int block) const {
-    if (is_resident(block)) return 1;
+    if (in_one_piece(block)) return of(block) == 0 ? 0 : 1;
     return of(block) == 0 ? 0 : static_cast<int>((of(block) + piece_elements - 1) / piece_elements);
   }
   /// Elements of a block's gradient that wait on the device; the rest waits in the host slab.
@@ -95,7 +99,7 @@ struct DeviceUpdate {
   };
   /// Elements of a piece.
   Range piece(int block, int index) const {
-    if (is_resident(block)) return {0, of(block)};
+    if (in_one_piece(block)) return {0, of(block)};
     const std::int64_t first = index * piece_elements;
     return {first, std::min(piece_elements, of(block) - first)};
   }
@@ -122,6 +126,8 @@ struct ScheduleSettings {
   bool activations_on_host = true;
   OptimizerUpdate optimizer_update = OptimizerUpdate::deferred;
   DeviceUpdate device_update;
+  bool kernels_reach_host = false;  ///< see MemoryBackend
+  bool promotes_by_kernel = false;  ///< weights come to their slot by a kernel
 
   /// The device buffer that holds a block's input. Activations on the host: two take turns. On the device:
   /// each block has its own.
@@ -140,6 +146,12 @@ struct ScheduleSettings {
   /// Whether a tied head adds to a buffer of the embedding's gradient; else it brings a share of its own
   /// along.
   bool head_adds_to_embedding() const { return head_uses_embedding && has_own_gradient_buffer(0); }
+  /// Whether of the embedding's gradient only the rows that the step used go to the host, whose slab keeps
+  /// zeros between them: not where a head has gradients for all rows, or blocks take turns in the slab.
+  bool emits_embedding_rows() const {
+    return kernels_reach_host && train && !head_uses_embedding &&
+           optimizer_update == OptimizerUpdate::deferred && device_update.kept(0) == 0;
+  }
   int num_streamed_blocks() const { return num_blocks - std::min(num_blocks, device_update.resident_blocks); }
   /// The place of a chunk in buffers of activations. Micro-batch-major they hold one group, and serve all.
   int activation_place(const ChunkPlan& chunks, int chunk) const {
@@ -159,6 +171,7 @@ struct BlockCost {
   std::int64_t num_elements = 0;
   std::int64_t fetch_bytes = 0;
   std::int64_t gradient_bytes = 0;
+  std::int64_t gradient_row_bytes = 0;  ///< of a table's row
   std::int64_t update_bytes = 0;
   std::int64_t input_bytes_per_token = 0;
   std::int64_t intermediate_bytes_per_token = 0;

@@ -459,7 +459,7 @@ void StepBuilder::finish_gradient(int block) {
                    .lane = Lane::d2h,
                    .block = block,
                    .gradient_slot = slot,
-                   .bytes = cost(block).gradient_bytes - kept_bytes(block),
+                   .bytes = emitted_bytes(block),
                    .dependencies = {}},
                   sources, homes);
   if (settings_.optimizer_update == OptimizerUpdate::immediate) updates_.hosts_share(block);
@@ -470,6 +470,13 @@ void StepBuilder::verdict() {
   for (int block = 0; block < settings_.num_blocks; ++block) reads.push_back({Kind::host_statistics, block});
   tracker_.append({.kind = OperationKind::verdict, .lane = Lane::host, .dependencies = {}}, reads,
                   {{Kind::verdict}});
+}
+
+/// What of a block's gradient goes to the host; of used rows at most one for each token.
+std::int64_t StepBuilder::emitted_bytes(int block) const {
+  const std::int64_t all = cost(block).gradient_bytes - kept_bytes(block);
+  if (block != 0 || !settings_.emits_embedding_rows()) return all;
+  return std::min(all, cost(block).gradient_row_bytes * chunks_.num_tokens());
 }
 
 /// What stays on the device of the gradient that a block's backward pass makes.

@@ -78,6 +78,7 @@ class StepBuilder {
     return block == head_ && settings_.head_uses_embedding && !settings_.head_adds_to_embedding();
   }
   std::int64_t kept_bytes(int block) const;
+  std::int64_t emitted_bytes(int block) const;
 
   // --- costs ---
   const BlockCost& cost(int block) const { return costs_[static_cast<std::size_t>(block)]; }

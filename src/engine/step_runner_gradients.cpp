@@ -100,7 +100,24 @@ void StepRunner::emit_gradient(const Operation& operation, StreamView stream) {
                                 stream);
   };
   const std::int64_t own = layout_of(block).num_elements;
-  emit(block, 0, own);
+  if (block == parts_.shape.layout.embedding() && schedule.emits_embedding_rows()) {
+    const Shape table{parts_.shape.spec.vocab_size, parts_.shape.spec.hidden_size};
+    const auto slab = static_cast<std::size_t>(host_gradient_slab(schedule, block));
+    float* const home = parts_.host_buffers.gradients[slab].as<float>();
+    const DeviceBuffers& device = parts_.device_buffers;
+    // The workspace belongs to the compute lane.
+    ops::emit_rows(
+        {.stream = stream, .workspace = nullptr, .workspace_bytes = 0, .libraries = &parts_.libraries},
+        TensorView(home, table), TensorView(gradient.as<float>(), table), device.embedding_rows_written,
+        device.input_ids.rows(0, chunks_->num_tokens()));
+    // What pads the slab is updated as well.
+    const TensorView padding = gradient.rows(table.numel(), own - table.numel());
+    if (padding.numel() > 0) {
+      parts_.backend.copy_to_host(home + table.numel(), padding.data(), padding.bytes(), stream);
+    }
+  } else {
+    emit(block, 0, own);
+  }
   if (gradient.numel() > own) emit(parts_.shape.layout.embedding(), own, gradient.numel() - own);
   parts_.backend.copy_to_host(&parts_.host_buffers.norm_partials[block],
                               parts_.device_buffers.norm_partials + block, sizeof(double), stream);
@@ -166,6 +183,11 @@ ops::AdamWSlice StepRunner::device_piece(const Operation& operation) const {
   const auto [first, count] = device.piece(operation.block, operation.piece);
   const bool kept = device.kept(operation.block) > 0;
   float* const gradient = kept ? block_gradient(operation.block).as<float>() + first : nullptr;
+  if (operation.update_slot < 0 && !device.is_resident(operation.block)) {
+    ops::AdamWSlice in_place = host_piece(operation);
+    if (kept) in_place.gradient = gradient;
+    return in_place;
+  }
   if (operation.update_slot < 0) {
     const Slab& resident = buffers.resident[static_cast<std::size_t>(operation.block)];
     return {.hi = resident.hi,
@@ -199,8 +221,9 @@ void StepRunner::load_state(const Operation& operation, StreamView stream) {
 }
 
 void StepRunner::update_on_device(const Operation& operation, StreamView stream) {
-  const std::int64_t first =
-      parts_.shape.schedule.device_update.piece(operation.block, operation.piece).first;
+  const DeviceUpdate& device = parts_.shape.schedule.device_update;
+  const std::int64_t first = device.piece(operation.block, operation.piece).first;
+  const bool in_place = operation.update_slot < 0 && !device.is_resident(operation.block);
   const ops::AdamWSlice piece = device_piece(operation);
   const std::int64_t num_matrix =
       std::clamp<std::int64_t>(parts_.store.slab(operation.block).num_matrix_elements - first, 0, piece.n);
@@ -208,7 +231,7 @@ void StepRunner::update_on_device(const Operation& operation, StreamView stream)
   ops::adamw_device(
       {.stream = stream, .workspace = nullptr, .workspace_bytes = 0, .libraries = &parts_.libraries}, piece,
       num_matrix, ops::adamw_scalars(optimizer_settings_),
-      ops::adamw_scalars(ops::without_decay(optimizer_settings_)));
+      ops::adamw_scalars(ops::without_decay(optimizer_settings_)), in_place ? device.thread_blocks : 0);
   if (operation.update_slot < 0) parts_.store.bump_version(operation.block);
 }
 

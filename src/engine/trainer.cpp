@@ -4,6 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "backends/free_memory.hpp"
 #include "backends/peak_rates.hpp"
 #include "core/affinity.hpp"
 #include "core/progress.hpp"
@@ -57,13 +58,14 @@ std::string byte_token_warning(const RunConfig& run, const io::DatasetReport& re
 
 Trainer::Trainer(const LoadedConfig& config, Device& device, const StopRequest& stop, const Log& log,
                  const EngineDiagnostics& diagnostics, ExecutionObserver* annotation)
-    : config_(config), device_(device), stop_(stop), log_(log) {
+    : config_(config), device_(device), stop_(stop), log_(log), diagnostics_(diagnostics) {
   const RunConfig& run = config_.run;
   check_config(config_);
   require_keys(config_, {"train_file", "output_dir"}, "train");
   for (const std::string& warning : thread_warnings(probe_cpus(), OpenMpSettings::of_this_process())) {
     log_.warning("{}", warning);
   }
+  if (const std::string warning = free_memory_warning(device_); !warning.empty()) log_.warning("{}", warning);
   model_config_ = model_config_of(run);
   spec_ = parse_hf_config(model_config_.text, model_config_.path);
   const WeightSource source = open_weights();
@@ -72,7 +74,8 @@ Trainer::Trainer(const LoadedConfig& config, Device& device, const StopRequest& 
   read_data();
   plan_steps();
   if (source.checkpoint) adopt_state(*source.checkpoint);
-  if (!shortfall(plan_run(spec_, placed_, device_, dataset_->bytes()).ledger, host_budget(run), device_)
+  if (!shortfall(plan_run(spec_, placed_, device_, dataset_->bytes()).ledger,
+                 host_budget(run, host_node(run, device_).node), device_)
            .empty()) {
     place(dataset_->bytes());
   }
@@ -82,19 +85,11 @@ Trainer::Trainer(const LoadedConfig& config, Device& device, const StopRequest& 
       device_, StepMonitor::Observers{.always = diagnostics.observer, .annotation = annotation},
       ProfileWindow{.first_step = run.profile_start_step, .num_steps = run.profile_num_steps},
       run.output_dir);
-  {
-    constexpr std::string_view phase = "allocating memory";
-    Heartbeat heartbeat(log_, std::string(phase));
-    EngineDiagnostics watched = diagnostics;
-    watched.observer = &monitor_->observer();
-    engine_ = std::make_unique<Engine>(
-        spec_, placed_, EngineMode::train, device_, watched, [&](std::size_t done, std::size_t total) {
-          stop_.throw_if_requested(phase);
-          heartbeat.set_done(static_cast<double>(done), static_cast<double>(total));
-        });
-  }
+  diagnostics_.observer = &monitor_->observer();
+  engine_ = make_engine(placed_, {});
   io::FileSystem files;
   io::create_directories(files, run.output_dir);
+  await_requests();
   log_banner();
   measure_rates();
   first_step_ = state_.global_step;
@@ -124,26 +119,46 @@ Trainer::WeightSource Trainer::open_weights() const {
   return source;
 }
 
-/// Throws ResourceError if the run does not fit.
+/// Throws as placement_of does.
 void Trainer::place(std::size_t data_bytes) {
-  const RunConfig& run = config_.run;
-  const HostBudget host = host_budget(run);
+  placed_ = placement_of(config_.run, data_bytes, 0);
+}
+
+/// The configuration with every placement decided. Throws ConfigError; ResourceError if the run does not fit.
+RunConfig Trainer::placement_of(const RunConfig& run, std::size_t data_bytes,
+                                std::size_t engine_bytes) const {
+  const HostBudget host = host_budget(run, host_node(run, device_).node);
   if (const std::optional<HardwareProfile> profile = profile_of_run(run, device_)) {
-    const Plan plan =
-        plan_placement(spec_, run, {.profile = *profile, .device = device_, .host = host}, data_bytes);
+    const Plan plan = plan_placement(
+        spec_, run, {.profile = *profile, .device = device_, .host = host, .engine_bytes = engine_bytes},
+        data_bytes);
     log_.info("plan: {} placements simulated with the rates of {}", plan.num_candidates, profile->name);
     log_lines("plan", plan.placement_yaml());
     log_lines("plan", plan.summary());
-    placed_ = plan.config;
-    return;
+    return plan.config;
   }
   if (!device_.uses_host_memory()) {
     log_.info(
         "plan: no hardware profile of this device, so placement keys that are not given have their defaults; "
         "`layerstream calibrate` measures one for hardware_profile");
   }
-  placed_ = with_default_placement(run, device_);
-  check_memory(plan_run(spec_, placed_, device_, data_bytes).ledger, host, device_);
+  const RunConfig placed = with_default_placement(run, device_);
+  check_memory(plan_run(spec_, placed, device_, data_bytes, engine_bytes).ledger, host, device_);
+  return placed;
+}
+
+std::unique_ptr<Engine> Trainer::make_engine(const RunConfig& placed,
+                                             const std::shared_ptr<HostRegion>& state) {
+  std::string_view current = "making the engine";
+  Heartbeat heartbeat(log_, std::string(current));
+  const auto progress = [&](std::string_view phase, std::size_t done, std::size_t total) {
+    stop_.throw_if_requested(phase);
+    if (phase != current) heartbeat.set_phase(std::string(phase));
+    current = phase;
+    heartbeat.set_done(static_cast<double>(done), static_cast<double>(total));
+  };
+  return std::make_unique<Engine>(spec_, placed, EngineMode::train, device_, diagnostics_,
+                                  EngineMemory{.progress = progress, .state = state});
 }
 
 void Trainer::read_data() {
@@ -297,15 +312,22 @@ void Trainer::log_banner() const {
             spec_.tie_word_embeddings ? "tied embeddings" : "untied embeddings");
   log_.info("numbers: {} compute, fp32 master, moments and gradients; AdamW on {} with {} threads",
             name_of(shape.compute), ops::adamw_host_target(), engine_->pool().num_threads());
-  log_.info("device: {}; backend {}, {} weight slots", device_.description(), engine_->backend().name(),
-            shape.schedule.weight_slots);
   log_.info("steps: {} of {} rows ({} rows an epoch); chunks of up to {} tokens", total_steps_,
             state_.rows_per_step, dataset_->num_rows(), shape.bounds.chunk_tokens);
+  log_placement();
+  log_.info("output: {}", run.output_dir);
+}
+
+void Trainer::log_placement() const {
+  log_.info("device: {}; backend {}: {}; {} weight slots", device_.description(), engine_->backend().name(),
+            backend_decision(placed_, device_).reason, engine_->shape().schedule.weight_slots);
+  const HostNode& node = engine_->host_node();
+  log_.info("host memory: {}{}", node.to_text(), node.node ? "; " + engine_->host_residency().to_text() : "");
+  for (const std::string& warning : engine_->host_memory_warnings()) log_.warning("{}", warning);
   if (const HostPin* const pin = engine_->host_pin(); pin != nullptr && !pin->shortfall().empty()) {
     log_.warning("{}; the rest is copied through a small pinned buffer, slower", pin->shortfall());
   }
   log_lines("memory", engine_->ledger().to_table());
-  log_.info("output: {}", run.output_dir);
 }
 
 void Trainer::measure_rates() {
@@ -416,17 +438,27 @@ std::filesystem::path Trainer::save() {
 }
 
 std::filesystem::path Trainer::write_checkpoint() {
+  if (engine_) {
+    engine_->apply_pending();
+    return write_checkpoint(std::as_const(*engine_).parameters());
+  }
+  const ModelLayout layout = make_layout(spec_);
+  Ledger uncounted;
+  Arena memory(Space::host, state_memory_->data(), state_memory_->bytes(), uncounted);
+  return write_checkpoint(ParameterStore(layout, memory));
+}
+
+std::filesystem::path Trainer::write_checkpoint(const ParameterStore& store) {
   const RunConfig& run = config_.run;
-  engine_->apply_pending();
   Heartbeat heartbeat(log_, "saving a checkpoint");
   const CheckpointExtras extras{.config_json = model_config_.text,
                                 .run_yaml = config_yaml(run),
                                 .companions = run.model_name_or_path.empty()
                                                   ? std::vector<std::filesystem::path>{}
                                                   : companion_files(run.model_name_or_path)};
-  const std::filesystem::path path = save_checkpoint(
-      run.output_dir, std::as_const(*engine_).parameters(), state_, extras,
-      std::make_shared<io::FileSystem>(), [&](int done, int total) { heartbeat.set_done(done, total); });
+  const std::filesystem::path path =
+      save_checkpoint(run.output_dir, store, state_, extras, std::make_shared<io::FileSystem>(),
+                      [&](int done, int total) { heartbeat.set_done(done, total); });
   if (run.save_total_limit > 0) io::prune(run.output_dir, run.save_total_limit, state_.global_step);
   log_.info("saved {}", path.string());
   return path;
@@ -443,6 +475,8 @@ TrainingEnd Trainer::run() {
   TrainingEnd end{.global_step = state_.global_step, .last_loss = 0.0, .checkpoint = {}};
   bool saved = false;
   while (!done() && !stop_.requested()) {
+    replan_if_asked();
+    if (stop_.requested()) break;
     if (state_.global_step == end.global_step) log_.info("step {} begins", state_.global_step + 1);
     const double learning_rate = schedule_->at(state_.global_step);
     const auto start = std::chrono::steady_clock::now();

@@ -12,6 +12,7 @@
 #include "engine/checkpoint_io.hpp"
 #include "engine/engine.hpp"
 #include "engine/lr_schedule.hpp"
+#include "engine/replan.hpp"
 #include "engine/step_monitor.hpp"
 #include "io/dataset.hpp"
 #include "io/metrics.hpp"
@@ -47,6 +48,11 @@ class Trainer {
   bool done() const { return state_.global_step >= total_steps_; }
   /// Writes a checkpoint of the present state and applies save_total_limit.
   std::filesystem::path save();
+  /// Looks for a request for another placement (see ReplanRequests) and carries it out, or logs why not; what
+  /// comes after is the same bit for bit. Throws Error if there is no engine any more: the run is over then,
+  /// with a checkpoint if one could be written. A stop request meanwhile may leave no engine either, but for
+  /// save().
+  void replan_if_asked();
 
   Engine& engine() { return *engine_; }
   const io::Dataset& dataset() const { return *dataset_; }
@@ -61,7 +67,14 @@ class Trainer {
   };
 
   WeightSource open_weights() const;
+  RunConfig placement_of(const RunConfig& run, std::size_t data_bytes, std::size_t engine_bytes) const;
   void place(std::size_t data_bytes);
+  std::unique_ptr<Engine> make_engine(const RunConfig& placed, const std::shared_ptr<HostRegion>& state);
+  void await_requests();
+  void carry_out(const std::string& request);
+  std::string move_to(const RunConfig& placed, std::size_t former_limit);
+  [[noreturn]] void end_without_engine(std::string_view why);
+  void settle(ReplanRequests::Outcome outcome);
   void read_data();
   void plan_steps();
   void check_output_directory() const;
@@ -74,11 +87,13 @@ class Trainer {
   void log_alarms() const;
   std::optional<double> mfu(const StepResult& result, double seconds) const;
   std::filesystem::path write_checkpoint();
+  std::filesystem::path write_checkpoint(const ParameterStore& store);
   void check_disk_space() const;
   void adopt_state(const io::CheckpointReader& checkpoint);
   void load_state(const WeightSource& source);
   void check_same_run(const TrainerState& saved, const std::filesystem::path& place) const;
   void log_banner() const;
+  void log_placement() const;
   /// A line of the log for each line of `text`.
   void log_lines(std::string_view subject, std::string_view text) const;
 
@@ -93,7 +108,10 @@ class Trainer {
   std::unique_ptr<io::DataOrder> order_;
   std::unique_ptr<LrSchedule> schedule_;
   std::unique_ptr<StepMonitor> monitor_;
+  EngineDiagnostics diagnostics_;
   std::unique_ptr<Engine> engine_;
+  std::shared_ptr<HostRegion> state_memory_;  ///< what there is of an engine while it is taken apart
+  std::optional<ReplanRequests> requests_;
   MeasuredRates rates_;
   std::optional<StepReport> report_;  ///< of the last step
   std::unique_ptr<io::MetricsWriter> metrics_;

@@ -29,7 +29,7 @@ UpdateOperations::UpdateOperations(const ScheduleSettings& settings, const std::
                            (!device.is_resident(block) || elements == cost(block).num_elements),
                        "device updates of {} elements of block {}, which has {}", elements, block,
                        cost(block).num_elements);
-    LAYERSTREAM_EXPECT(elements == 0 || device.is_resident(block) || device.slots >= 1,
+    LAYERSTREAM_EXPECT(elements == 0 || device.in_one_piece(block) || device.slots >= 1,
                        "device updates of block {} without a slot", block);
   }
   LAYERSTREAM_EXPECT(settings.optimizer_update == OptimizerUpdate::deferred,
@@ -59,7 +59,7 @@ void UpdateOperations::hosts_share(int block) {
 void UpdateOperations::devices_shares(int block) {
   const DeviceUpdate& device = settings_.device_update;
   const int ahead = device.slots + uses_through(block);
-  while (next_block_ < settings_.num_blocks && (next_block_ <= block || uses_ < ahead)) {
+  while (next_block_ < settings_.num_blocks && (next_block_ <= block || device.in_place || uses_ < ahead)) {
     if (next_piece_ == device.num_pieces(next_block_)) {
       ++next_block_;
       next_piece_ = 0;
@@ -102,10 +102,12 @@ void UpdateOperations::move_resident(OperationKind kind, Lane lane) {
 
 void UpdateOperations::update_on_device(int block, int piece) {
   const DeviceUpdate& device = settings_.device_update;
-  if (device.is_resident(block)) {
+  if (device.in_one_piece(block)) {
+    const bool kept = device.kept(block) > 0;
     tracker_.append(state_operation(OperationKind::update_on_device, Lane::update, block, piece, -1,
                                     update_bytes_per_element),
-                    {{Kind::device_gradient, block}},
+                    {kept ? Resource{Kind::device_gradient, block}
+                          : Resource{Kind::host_gradient, host_gradient_slab(settings_, block)}},
                     {{Kind::host_weights, block, StatePart::of_piece(piece)}});
     return;
   }

@@ -21,9 +21,10 @@ class UpdateOperations {
   void hosts_shares();
   /// The host's share of one block, if it has one.
   void hosts_share(int block);
-  /// All waiting pieces up to `block`, and as many of the next as there are slots: they cross the link while
-  /// the last stores of `block` are under way, before its weights can be fetched. State and weights come over
-  /// the link on one lane, since the order of two would be the hardware's, which starves one of them.
+  /// All waiting pieces up to `block`, and all the others that need no slot, or as many of the next as there
+  /// are slots: they cross the link while the last stores of `block` are under way, before its weights can be
+  /// fetched. State and weights come over the link on one lane, since the order of two would be the
+  /// hardware's, which starves one of them.
   void devices_shares(int block);
   /// The whole state of the resident blocks: to the device (load_state), or to the host (store_state).
   void move_resident(OperationKind kind, Lane lane);

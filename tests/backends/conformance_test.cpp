@@ -53,10 +53,35 @@ TEST(SlotTags, SlotWhoseFetchFailedCannotBeAcquired) {
   EXPECT_THROW(backend.acquire(0, 1, 1), ContractError);
 }
 
-TEST(FetchLanes, AreTheOnesThatTheDesignNames) {
+TEST(FetchLanes, RunBesideComputation) {
   MemcpyLink link;
   EXPECT_EQ(ExplicitBackend(link).fetch_lane(), Lane::h2d);
-  EXPECT_EQ(CoherentBackend(link).fetch_lane(), Lane::compute);  // promotion is ordered like a kernel
+  EXPECT_EQ(CoherentBackend(link).fetch_lane(), Lane::h2d);
+}
+
+TEST(CoherentBackendPlaces, MatricesComeByTheLinkThatPromotes) {
+  struct CountingLink final : Link {
+    std::size_t bytes = 0;
+    void copy(void* to, const void* from, std::size_t count, StreamView stream) override {
+      bytes += count;
+      MemcpyLink().copy(to, from, count, stream);
+    }
+  } link, promotion;
+  CoherentBackend backend(link, promotion);
+  const std::shared_ptr<std::byte> hi = allocate_host(4096);
+  const std::shared_ptr<std::byte> slot = allocate_host(8192);
+  const BlockSource source{.slabs = {{.hi = reinterpret_cast<const bf16*>(hi.get()),
+                                      .lo = reinterpret_cast<const std::int16_t*>(hi.get()),
+                                      .num_matrix_elements = 1000,
+                                      .num_elements = 1010}},
+                           .low_halves = false};
+  void* const slots[] = {slot.get()};
+  backend.attach_slots(slots, 8192);
+  backend.fetch(0, 1, 1, source, StreamView::host());
+  EXPECT_EQ(promotion.bytes, 2000u);
+  EXPECT_EQ(link.bytes, 0u);
+  backend.copy_to_host(hi.get(), slot.get(), 64, StreamView::host());
+  EXPECT_EQ(link.bytes, 64u);
 }
 
 TEST(CoherentBackendPlaces, TablesAndVectorsStayInHostMemory) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <type_traits>
 
 #include "backends/coherent/coherent_backend.hpp"
 #include "backends/cuda/cuda_device.hpp"
@@ -40,11 +41,18 @@ class PinnedMemory {
   Device* device_ = nullptr;
 };
 
+/// Names the coherent backend whose weights come by a kernel.
+struct PromotedByKernel;
+
 template <class Backend>
 BackendUnderTest make_on_gpu() {
   BackendUnderTest made;
   made.device = std::make_unique<CudaDevice>(gpu_overhead_bytes + (std::size_t{64} << 20));
-  made.backend = std::make_unique<Backend>(made.device->link());
+  if constexpr (std::is_same_v<Backend, PromotedByKernel>) {
+    made.backend = std::make_unique<CoherentBackend>(made.device->link(), made.device->kernel_link());
+  } else {
+    made.backend = std::make_unique<Backend>(made.device->link());
+  }
   return made;
 }
 
@@ -65,7 +73,8 @@ INSTANTIATE_TEST_SUITE_P(Cuda, MemoryBackendConformance,
                          ::testing::Values(BackendCase{"ExplicitPageable", make_on_gpu<ExplicitBackend>,
                                                        allocate_pages},
                                            pinned_case<ExplicitBackend>("ExplicitPinned"),
-                                           pinned_case<CoherentBackend>("CoherentEmulated")),
+                                           pinned_case<CoherentBackend>("CoherentEmulated"),
+                                           pinned_case<PromotedByKernel>("CoherentEmulatedByKernel")),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <new>
 #include <thread>
 #include <vector>
@@ -213,6 +214,31 @@ TEST_F(CudaDeviceTest, CopiesAcrossThePiecesOfAPinAndIntoWhatIsNotPinnedArriveWh
     cuda_link.remove(from);
     cuda_link.remove(to);
   }
+}
+
+/// The driver takes ordinary memory of any GPU, if slowly on most.
+TEST_F(CudaDeviceTest, CopiesOfOrdinaryMemoryWithoutTheRingArriveWholeAsWell) {
+  constexpr std::size_t bytes = 21 * mebibyte + 5;
+  const Pages there(bytes), back(bytes);
+  fill(there.data(), bytes, 11);
+  const auto region = device_.allocate(bytes);
+  CudaLink direct(PageableCopies::direct);
+  direct.copy(region->data(), there.data(), bytes, stream(Lane::h2d));
+  direct.copy(back.data(), region->data(), bytes, stream(Lane::h2d));
+  device_.synchronize();
+  EXPECT_EQ(std::memcmp(there.data(), back.data(), bytes), 0);
+}
+
+TEST_F(CudaDeviceTest, CapabilitiesAreTheDriversAttributes) {
+  const DeviceCapabilities capabilities = device_.capabilities();
+  std::map<std::string, std::int64_t> attributes;
+  for (const auto& [name, value] : device_.attributes()) attributes[name] = value;
+  EXPECT_EQ(capabilities.shares_host_page_tables,
+            attributes.at("PageableMemoryAccessUsesHostPageTables") != 0);
+  EXPECT_EQ(capabilities.pageable_memory_access, attributes.at("PageableMemoryAccess") != 0);
+  EXPECT_EQ(capabilities.host_numa_id.value_or(-1), attributes.at("HostNumaId"));
+  EXPECT_THAT(capabilities.pci_bus_id, ::testing::MatchesRegex("[0-9a-f]+:[0-9a-f]+:[0-9a-f]+\\.0"));
+  EXPECT_GE(attributes.at("RuntimeVersion"), 12000);
 }
 
 TEST_F(CudaDeviceTest, DeviceToDeviceCopiesStayThere) {

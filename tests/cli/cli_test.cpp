@@ -45,7 +45,7 @@ TEST_F(Program, HelpListsTheCommandsAndTheExitCodes) {
   const ChildResult result = run_program({"--help"});
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_THAT(result.out,
-              AllOf(HasSubstr("train"), HasSubstr("plan"), HasSubstr("export"), HasSubstr("generate"),
+              AllOf(HasSubstr("train"), HasSubstr("plan"), HasSubstr("replan"), HasSubstr("export"), HasSubstr("generate"),
                     HasSubstr("inspect-data"), HasSubstr("75 interrupted")));
 }
 
@@ -66,6 +66,19 @@ TEST_F(Program, TrainingSaysWhatItDoesAndLeavesACheckpoint) {
                                 HasSubstr("peak memory of the process ")));
   EXPECT_EQ(metrics_lines(files_.path("out")).size(), 3U);
   EXPECT_TRUE(io::newest_complete(files_.path("out")));
+}
+
+// --- 5, 7: where host memory lies, and which backend ---
+
+TEST_F(Program, TheBannerSaysWhichBackendAndNodeAndWhy) {
+  const ChildResult result = files_.run("train", {"max_steps=1"});
+  EXPECT_EQ(result.exit_code, exit_code::success) << result.err;
+  EXPECT_THAT(result.err, AllOf(HasSubstr("backend explicit: the device does not share the host's page tables"),
+                                HasSubstr("host memory: ")));
+}
+
+TEST_F(Program, AMemoryNodeThatIsNotThereIsRefused) {
+  EXPECT_THAT(refused("train", {"numa=977"}), AllOf(HasSubstr("numa: 977"), HasSubstr("auto, or off")));
 }
 
 // --- 28: configuration ---

@@ -89,6 +89,29 @@ TEST_F(PeakMemory, OfTrainingSavingResumingAndLoadingIsThePlan) {
   expect_as_planned(files_.run("train", loaded), planned(loaded));
 }
 
+TEST_F(PeakMemory, OfARunThatIsPlacedAnewIsThatOfItsLargestPlan) {
+  const std::vector<std::string> saving{"activation_policy=all", "resident_blocks=0"};
+  const std::vector<std::string> resident{"activation_policy=input", "resident_blocks=3",
+                                          "gradient_home=device"};
+  const std::size_t plan = std::max({planned(), planned(saving), planned(resident)});
+  Child child(files_.arguments("train", {"max_steps=1000000"}));
+  ASSERT_TRUE(child.wait_for("step 1/"));
+  const auto replan = [&](const std::vector<std::string>& assignments, const std::string& sign) {
+    std::vector<std::string> arguments{"replan", files_.path("out").string()};
+    for (const std::string& assignment : assignments)
+      arguments.insert(arguments.end(), {"--set", assignment});
+    EXPECT_EQ(run_program(arguments).exit_code, 0);
+    ASSERT_TRUE(child.wait_for(sign));
+  };
+  replan(saving, "saved intermediates");
+  replan(resident, "resident weights and moments");
+  child.signal(SIGTERM);
+  const ChildResult result = child.finish();
+  EXPECT_EQ(result.exit_code, exit_code::interrupted) << result.err;
+  EXPECT_LE(result.peak_bytes, plan + transit_bytes)
+      << format_bytes(result.peak_bytes) << " of " << format_bytes(plan);
+}
+
 struct Configuration {
   std::string name;
   std::vector<std::string> overrides;

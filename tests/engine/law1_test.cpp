@@ -136,6 +136,26 @@ std::vector<Knob> knobs() {
                    run.optimizer_device_share = 1.0;
                    run.gradients_on_host = false;
                  }});
+  for (const double share : {0.5, 1.0}) {
+    for (const bool on_host : {true, false}) {
+      for (const bool by_kernel : {true, false}) {
+        all.push_back(
+            {fmt::format("device_updates_{:.0f}_percent_in_place_gradients_on_{}_promotion_by_{}",
+                         100.0 * share, on_host ? "host" : "device", by_kernel ? "kernel" : "copy_engine"),
+             [share, on_host, by_kernel](RunConfig& run) {
+               run.backend = BackendChoice::coherent;
+               run.allow_emulation = true;
+               run.optimizer_device_share = share;
+               run.gradients_on_host = on_host;
+               run.updates_in_place = true;
+               run.device_update_blocks = on_host ? 1 : 16;
+               run.promotes_by_kernel = by_kernel;
+               run.resident_blocks = by_kernel ? 1 : 0;
+               run.weight_slots = by_kernel ? 1 : 3;
+             }});
+      }
+    }
+  }
   return all;
 }
 

@@ -5,6 +5,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <numa.h>
 
 #include <functional>
 #include <set>
@@ -286,8 +287,11 @@ class CountingDevice final : public ForwardingDevice {
     return ForwardingDevice::pin(data, bytes, required, progress);
   }
 
+  DeviceCapabilities capabilities() const override { return {shares_pages, shares_pages}; }
+
   int num_allocations = 0;
   int num_pins = 0;
+  bool shares_pages = false;
 };
 
 /// The message with which the engine refuses a run. Expects exit code 2 and no allocation.
@@ -380,6 +384,40 @@ TEST(MemoryCheck, HostMemoryIsPinnedUnlessTurnedOff) {
     EXPECT_EQ(device.num_pins, pin == PinMemory::off ? 0 : 1);
     EXPECT_EQ(engine.host_pin() == nullptr, pin == PinMemory::off);
   }
+}
+
+TEST(MemoryCheck, HostMemoryThatTheDeviceReachesAnywayIsPinnedOnlyIfRequired) {
+  for (const PinMemory pin : {PinMemory::automatic, PinMemory::required, PinMemory::off}) {
+    RunConfig run = tiny_run();
+    run.pin_memory = pin;
+    CountingDevice device(std::size_t{1} << 30);
+    device.shares_pages = true;
+    const Engine engine(tiny_spec(), run, EngineMode::train, device);
+    EXPECT_EQ(engine.backend().name(), "coherent");
+    EXPECT_EQ(device.num_pins, pin == PinMemory::required ? 1 : 0);
+  }
+}
+
+TEST(MemoryCheck, AMemoryNodeThatIsNotThereIsRefusedNamingThoseThatAre) {
+  RunConfig run = tiny_run();
+  run.numa = "977";
+  const std::string message = refusal_of(tiny_spec(), run, std::size_t{1} << 30);
+  EXPECT_THAT(message, HasSubstr("977"));
+  EXPECT_THAT(message, HasSubstr("node 0"));
+}
+
+TEST(MemoryCheck, HostMemoryLiesOnTheNodeItIsBoundTo) {
+  if (numa_available() < 0) GTEST_SKIP() << "this system has no NUMA support";
+  RunConfig run = tiny_run();
+  run.numa = "0";
+  CountingDevice device(std::size_t{1} << 30);
+  const Engine engine(tiny_spec(), run, EngineMode::train, device);
+  EXPECT_EQ(engine.host_node().node, 0);
+  EXPECT_THAT(engine.host_memory_warnings(), ::testing::IsEmpty());
+  const PageResidency& residency = engine.host_residency();
+  if (!residency.known()) GTEST_SKIP() << residency.to_text();
+  EXPECT_EQ(residency.absent, 0u);
+  EXPECT_EQ(residency.share_elsewhere(0), 0.0);
 }
 
 TEST(MemoryCheck, ImmediateUpdateWithClippingIsRefused) {

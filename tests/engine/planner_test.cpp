@@ -8,6 +8,7 @@
 
 #include "backends/described_device.hpp"
 #include "core/error.hpp"
+#include "engine/longest_row.hpp"
 #include "engine/machine_table.hpp"
 #include "engine_fixture.hpp"
 #include "profiles/hardware/shipped_profiles.hpp"
@@ -141,6 +142,62 @@ TEST(Planner, WhatFitsInTheSmallestPlacementsOnlyIsFound) {
   EXPECT_EQ(refusal_on("h200-pcie5-128g", qwen2_5_7b(37), run), "");
 }
 
+TEST(Planner, AModelThatFitsWithItsGradientsDividedOnlyIsFound) {
+  // 32B: 12 B a parameter and all gradients are too much for 480 GB, all gradients too much for 96 GB.
+  ModelSpec spec = qwen2_5_7b();
+  spec.num_hidden_layers = 64;
+  spec.hidden_size = 5120;
+  spec.num_attention_heads = 40;
+  spec.num_key_value_heads = 8;
+  spec.intermediate_size = 27648;
+  const Plan plan = plan_on("gh200-96g-480g", spec, run_of(8192));
+  EXPECT_FALSE(*plan.config.gradients_on_host);
+  EXPECT_GT(*plan.config.optimizer_device_share, 0.0);
+  EXPECT_LT(*plan.config.optimizer_device_share, 1.0);
+}
+
+TEST(Planner, UpdatesInPlaceWhereTheBackendIsCoherentOnly) {
+  RunConfig run = run_of(4096);
+  run.resident_blocks = 0;
+  run.updates_in_place = true;
+  run.optimizer_device_share = 1.0;
+  const Plan plan = plan_on("gh200-96g-480g", qwen2_5_7b(), run);
+  EXPECT_TRUE(plan.memory.shape.schedule.device_update.in_place);
+  EXPECT_EQ(*plan.config.device_update_blocks, 16);
+  for (const Operation& operation : plan.prediction.schedule.operations) {
+    EXPECT_NE(operation.kind, OperationKind::load_state);
+    EXPECT_NE(operation.kind, OperationKind::store_state);
+  }
+  EXPECT_THAT(refusal_on("h200-pcie5-128g", qwen2_5_7b(), run),
+              AllOf(HasSubstr("device_update: in_place"), HasSubstr("backend: coherent")));
+  run.updates_in_place = false;
+  run.promotes_by_kernel = true;
+  EXPECT_THAT(refusal_on("h200-pcie5-128g", qwen2_5_7b(), run), HasSubstr("weight_promotion: kernel"));
+}
+
+TEST(LongestRow, FitsAndOneUnitMoreDoesNot) {
+  const HardwareProfile profile = find_hardware_profile("rtx4090-128g");
+  std::int64_t before = 0;
+  for (const std::uint64_t limit : {12 * gib, 20 * gib}) {
+    RunConfig run = run_of(1024, limit);
+    run.host_memory_limit = 110 * gib;
+    DescribedDevice device = described_device(profile, run);
+    const Machine machine{.profile = profile, .device = device, .host = described_host(profile, run)};
+    ModelSpec spec = qwen2_5_7b();
+    spec.num_hidden_layers = 14;
+    const LongestRow longest = find_longest_row(spec, run, machine, 0);
+    EXPECT_GT(longest.tokens, before);
+    before = longest.tokens;
+    ASSERT_TRUE(longest.plan);
+    EXPECT_EQ(longest.plan->chunks.num_tokens(), longest.tokens);
+    EXPECT_LE(longest.plan->memory.ledger.total(Space::device), limit);
+    EXPECT_THAT(longest.limit, HasSubstr("memory"));
+    run.per_device_train_batch_size = 1;
+    run.cutoff_len = longest.tokens + longest_row_unit;
+    EXPECT_FALSE(can_be_placed(spec, run, machine, 0));
+  }
+}
+
 TEST(Planner, ARefusalNamesTheGivenKeysThatNarrowTheChoice) {
   RunConfig run = run_of(8192, 24 * gib);
   run.resident_blocks = 20;
@@ -172,6 +229,17 @@ TEST(Planner, ProfilesAreFoundByTheDriversDescription) {
   EXPECT_EQ(name("simulated device, 2.00 GiB", 2e9, 8e9), "none");
   EXPECT_EQ(name("NVIDIA H200 NVL (sm_90)", 1.49e11, 1.3e11), "none");
   EXPECT_EQ(name("NVIDIA GeForce RTX 4090 D (sm_89)", 2.5e10, 1.3e11), "none");
+}
+
+TEST(Planner, MachinesWithACoherentLinkAreGivenTheCoherentBackend) {
+  int coherent = 0;
+  for (const std::string& name : shipped_profile_names()) {
+    const HardwareProfile profile = find_hardware_profile(name);
+    DescribedDevice device = described_device(profile, {});
+    EXPECT_EQ(make_backend({}, device)->name(), profile.link.coherent ? "coherent" : "explicit") << name;
+    coherent += profile.link.coherent ? 1 : 0;
+  }
+  EXPECT_GE(coherent, 1);
 }
 
 TEST(MachineTable, HasALineForEachMachineWithTheLargestModel) {

@@ -305,7 +305,7 @@ TEST_P(EveryUpdateMode, AZeroGradientDecaysMatricesAndLeavesNormsAndBiasesAlone)
     for (int block = 0; block < model.layout().num_blocks(); ++block) {
       const Slab& slab = store.slab(block);
       for (std::int64_t i = 0; i < slab.num_elements; ++i) {
-        ASSERT_EQ(slab.exp_avg[i], 0.0F);
+        ASSERT_EQ(slab.exp_avg[i], 0.0F) << "block " << block << ", element " << i << " of " << slab.num_elements;
         ASSERT_EQ(slab.exp_avg_sq[i], 0.0F);
       }
     }

@@ -1,0 +1,212 @@
+// An engine that is made around the state of another: placement changes, nothing of the result does.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <set>
+
+#include "core/signals.hpp"
+#include "engine_fixture.hpp"
+#include "tests/backends/forwarding_device.hpp"
+#include "tests/support/message_of.hpp"
+
+namespace layerstream::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Placement {
+  std::string name;
+  std::function<void(RunConfig&)> set;
+};
+
+/// What is placed differently in each of them is the next one's opposite.
+std::vector<Placement> placements() {
+  return {{"streams_all", [](RunConfig&) {}},
+          {"resident_two_all_saved_on_device",
+           [](RunConfig& run) {
+             run.resident_blocks = 2;
+             run.weight_slots = 3;
+             run.activation_policy = ActivationPolicy::all;
+             run.activations_on_host = false;
+             run.optimizer_device_share = 0.9;
+             run.gradients_on_host = false;
+           }},
+          {"all_saved_on_host",
+           [](RunConfig& run) {
+             run.weight_slots = 1;
+             run.activation_policy = ActivationPolicy::all;
+             run.optimizer_device_share = 0.9;
+             run.optimizer_threads = 2;
+           }},
+          {"micro_batch_major_all_resident",
+           [](RunConfig& run) {
+             run.loop_order = LoopOrder::micro_batch_major;
+             run.resident_blocks = 6;
+           }},
+          {"host_alone", [](RunConfig& run) { run.optimizer_device_share = 0.0; }}};
+}
+
+RunConfig placed(const Placement& placement) {
+  RunConfig run = tiny_run();
+  placement.set(run);
+  return run;
+}
+
+TEST(ReplannedEngine, TheStateIsLaidOutFirstAndAlikeInEveryPlacement) {
+  for (const bool tied : {true, false}) {
+    const ModelSpec spec = tiny_spec(tied);
+    std::set<std::vector<std::ptrdiff_t>> layouts;
+    std::set<std::size_t> sizes;
+    for (const Placement& placement : placements()) {
+      const std::unique_ptr<Device> device = make_test_device(std::size_t{1} << 30);
+      auto engine = std::make_unique<Engine>(spec, placed(placement), EngineMode::train, *device);
+      const ParameterStore& store = std::as_const(*engine).parameters();
+      std::vector<std::ptrdiff_t> places;
+      const void* const first = store.slab(0).hi;
+      for (int block = 0; block < store.layout().num_blocks(); ++block) {
+        const Slab& slab = store.slab(block);
+        for (const void* const part :
+             {static_cast<const void*>(slab.hi), static_cast<const void*>(slab.lo),
+              static_cast<const void*>(slab.exp_avg), static_cast<const void*>(slab.exp_avg_sq)}) {
+          places.push_back(static_cast<const std::byte*>(part) - static_cast<const std::byte*>(first));
+        }
+      }
+      const Slab& last = store.slab(store.layout().num_blocks() - 1);
+      const std::size_t end = static_cast<std::size_t>(places.back()) +
+                              static_cast<std::size_t>(last.num_elements) * sizeof(float);
+      EXPECT_LE(end, ParameterStore::bytes(make_layout(spec)));
+      EXPECT_LT(ParameterStore::bytes(make_layout(spec)), end + Arena::alignment);
+      layouts.insert(places);
+      const std::shared_ptr<HostRegion> state = Engine::release_state(std::move(engine));
+      EXPECT_EQ(state->data(), first);
+      EXPECT_EQ(state.use_count(), 1);
+      sizes.insert(state->bytes());
+    }
+    EXPECT_EQ(layouts.size(), 1U);
+    EXPECT_GE(sizes.size(), 3U) << "placements of one size prove little";
+  }
+}
+
+/// A device that is asked for a rehearsal like a GPU.
+class RehearsingDevice final : public ForwardingDevice {
+ public:
+  RehearsingDevice() : ForwardingDevice(make_test_device(std::size_t{1} << 30)) {}
+  bool uses_host_memory() const override { return false; }
+};
+
+class ReplannedTraining : public ::testing::TestWithParam<std::tuple<bool, DType, bool>> {};
+
+/// Every placement after every other.
+TEST_P(ReplannedTraining, IsTheUninterruptedOneBitForBit) {
+  const auto [tied, compute, rehearses] = GetParam();
+  const ModelSpec spec = tiny_spec(tied);
+  std::vector<RunConfig> runs;
+  for (const Placement& placement : placements()) {
+    runs.push_back(placed(placement));
+    runs.back().compute_dtype = compute;
+  }
+  // Of a prime number, each stride goes round all.
+  ASSERT_EQ(runs.size(), 5U);
+  std::vector<std::size_t> order{0};
+  for (std::size_t stride = 1; stride < runs.size(); ++stride) {
+    for (std::size_t i = 0; i < runs.size(); ++i) order.push_back((order.back() + stride) % runs.size());
+  }
+  const RunRecord expected = train(spec, runs[0], static_cast<int>(order.size()));
+
+  const std::unique_ptr<Device> device = rehearses
+                                             ? std::unique_ptr<Device>(std::make_unique<RehearsingDevice>())
+                                             : make_test_device(std::size_t{1} << 30);
+  std::unique_ptr<Engine> engine;
+  RunRecord record;
+  std::set<std::size_t> sizes;
+  int step = 0;
+  for (const std::size_t index : order) {
+    EngineMemory memory;
+    if (engine) {
+      engine->apply_pending();
+      memory.state = Engine::release_state(std::move(engine));
+      if (device->overhead_bytes() == 0) {
+        EXPECT_EQ(device->used_bytes(), 0U);
+      }
+    }
+    const RunConfig& run = runs[index];
+    engine = std::make_unique<Engine>(spec, run, EngineMode::train, *device,
+                                      EngineDiagnostics{.poison = true}, memory);
+    if (memory.state) sizes.insert(memory.state->bytes());
+    if (!memory.state) engine->parameters().initialize(11, spec.initializer_range, engine->pool());
+    ++step;
+    const auto rows = random_rows(8, run.cutoff_len, spec.vocab_size, static_cast<std::uint64_t>(step));
+    const StepResult result = engine->train_step(rows, step_settings(run, step));
+    record.losses.push_back(result.loss);
+    record.norms.push_back(result.grad_norm);
+  }
+  engine->apply_pending();
+  record.slabs = slab_bytes(engine->parameters());
+  EXPECT_EQ(record.losses, expected.losses);
+  EXPECT_EQ(record.norms, expected.norms);
+  EXPECT_TRUE(record.slabs == expected.slabs);
+  EXPECT_GE(sizes.size(), 3U) << "memory that does not change its size proves little";
+}
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, ReplannedTraining,
+                         ::testing::Combine(::testing::Bool(), ::testing::Values(DType::f32, DType::bf16),
+                                            ::testing::Bool()));
+
+TEST(ReplannedEngine, StateThatIsStillOnTheDeviceIsNotGivenUp) {
+  const ModelSpec spec = tiny_spec();
+  RunConfig run = tiny_run();
+  run.resident_blocks = 2;
+  const std::unique_ptr<Device> device = make_test_device(std::size_t{1} << 30);
+  auto engine = std::make_unique<Engine>(spec, run, EngineMode::train, *device);
+  engine->parameters().initialize(11, spec.initializer_range, engine->pool());
+  engine->train_step(random_rows(8, run.cutoff_len, spec.vocab_size, 1), step_settings(run, 1));
+  EXPECT_THAT(message_of<ContractError>([&] { Engine::release_state(std::move(engine)); }),
+              HasSubstr("apply_pending"));
+}
+
+TEST(ReplannedEngine, MemoryThatCannotHoldTheStateIsRefused) {
+  const std::unique_ptr<Device> device = make_test_device(std::size_t{1} << 30);
+  const EngineMemory memory{.progress = {}, .state = std::make_shared<HostRegion>(4096)};
+  EXPECT_THAT(message_of<ContractError>(
+                  [&] { Engine(tiny_spec(), tiny_run(), EngineMode::train, *device, {}, memory); }),
+              HasSubstr("4096 B of memory"));
+}
+
+TEST(Rehearsal, AStopIsHonouredBetweenItsOperations) {
+  RehearsingDevice device;
+  RunConfig run = tiny_run();
+  run.pin_memory = PinMemory::off;
+  std::map<std::string, std::size_t, std::less<>> told;
+  std::size_t operations = 0;
+  const auto make = [&](std::size_t stop_at) {
+    told.clear();
+    const EngineMemory memory{.progress =
+                                  [&](std::string_view phase, std::size_t done, std::size_t total) {
+                                    ++told[std::string(phase)];
+                                    if (phase != "rehearsing a step") return;
+                                    operations = total;
+                                    // Asked once, it stays asked for.
+                                    if (told[std::string(phase)] >= stop_at)
+                                      throw Interrupted("stopped by SIGTERM");
+                                    EXPECT_LT(done, total);
+                                  },
+                              .state = {}};
+    const Engine engine(tiny_spec(), run, EngineMode::train, device, {}, memory);
+  };
+  make(SIZE_MAX);
+  EXPECT_GT(told["rehearsing a step"], 20U);
+  EXPECT_GT(operations, told["rehearsing a step"]);
+  for (const std::size_t stop_at : {1, 5, 20}) {
+    EXPECT_EQ(message_of<Interrupted>([&] { make(stop_at); }), "stopped by SIGTERM");
+    EXPECT_EQ(told["rehearsing a step"], stop_at + 1) << "once more to learn what stopped it";
+    if (device.overhead_bytes() == 0) {
+      EXPECT_EQ(device.used_bytes(), 0U);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace layerstream::test
