@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -263,49 +264,70 @@ void norm_kernels(Bench& bench, std::int64_t tokens) {
   }
 }
 
+/// Queries, keys and values of a projection with bias and rope or with norm and rope, as a decoder layer has
+/// them: in one call each way; values have no norm and no rope; gradients of keys and values are FP32.
 void head_kernels(Bench& bench, std::int64_t tokens) {
-  std::vector<std::int32_t> positions(static_cast<std::size_t>(tokens));
-  for (std::size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<std::int32_t>(i);
-  constexpr std::int64_t stride = (query_heads + 2 * key_heads) * head_dim;
-  for (const std::int64_t heads : {query_heads, key_heads}) {
-    for (const bool norm : {false, true}) {
-      bench.next_case();
-      const std::int64_t width = heads * head_dim;
-      const double elements = static_cast<double>(tokens * width);
-      TensorView raw = bench.normal(DType::bf16, {tokens, stride}),
-                 draw = bench.uninitialised(DType::bf16, raw.shape());
-      TensorView out = bench.normal(DType::bf16, {tokens, heads, head_dim});
-      TensorView wide_out = bench.normal(DType::f32, out.shape());
-      TensorView bias = bench.normal(DType::f32, {width}), dbias = bench.normal(DType::f32, {width});
-      TensorView weight = bench.normal(DType::f32, {head_dim}),
-                 dweight = bench.normal(DType::f32, {head_dim});
+  std::vector<std::int32_t> numbers(static_cast<std::size_t>(tokens));
+  for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<std::int32_t>(i);
+  constexpr std::int64_t query_size = query_heads * head_dim, key_size = key_heads * head_dim;
+  constexpr std::int64_t stride = query_size + 2 * key_size;
+  for (const bool norm : {false, true}) {
+    bench.next_case();
+    TensorView query_raw = bench.normal(DType::bf16, {tokens, query_size}),
+               key_value_raw = bench.normal(DType::bf16, {tokens, 2 * key_size}),
+               draw = bench.uninitialised(DType::bf16, {tokens, stride});
+    const TensorView cos = bench.normal(DType::f32, {tokens, head_dim / 2}),
+                     sin = bench.normal(DType::f32, cos.shape()), positions = bench.integers(numbers);
+    std::vector<ops::HeadTransformForward> forward;
+    std::vector<ops::HeadGroupBackward> backward;
+    double forward_bytes = 0.0, backward_bytes = 0.0;
+    for (const std::int64_t first : {std::int64_t{0}, query_size, query_size + key_size}) {
+      const bool is_query = first == 0, is_value = first == query_size + key_size;
+      const std::int64_t heads = is_query ? query_heads : key_heads, width = heads * head_dim;
       ops::HeadTransform transform;
-      transform.cos = bench.normal(DType::f32, {tokens, head_dim / 2});
-      transform.sin = bench.normal(DType::f32, {tokens, head_dim / 2});
-      transform.positions = bench.integers(positions);
-      if (norm) {
-        transform.norm_weight = weight;
-        transform.norm_eps = 1e-6;
-      } else {
-        transform.bias = bias;
+      TensorView dbias, dweight;
+      if (!is_value) {
+        transform.cos = cos;
+        transform.sin = sin;
+        transform.positions = positions;
       }
-      const ops::HeadColumns columns{stride, 0};
-      const std::string what = fmt::format("{} heads, {}, rope", heads, norm ? "norm" : "bias");
-      bench.report("head forward, " + what, 4 * elements,
-                   [&] { ops::head_transform_forward(bench.context(), out, raw, columns, transform); });
-      const bool keys = heads == key_heads;  // attention's gradients of keys are FP32
-      bench.report("head backward, " + what, ((keys ? 6 : 4) + (norm ? 2 : 0)) * elements, [&] {
-        ops::head_transform_backward(bench.context(),
-                                     {.draw = draw,
-                                      .draw_columns = columns,
-                                      .dout = keys ? wide_out : out,
-                                      .raw = raw,
-                                      .raw_columns = columns,
-                                      .dbias = norm ? TensorView() : dbias,
-                                      .dnorm_weight = norm ? dweight : TensorView()},
-                                     transform);
-      });
+      if (!norm) {
+        transform.bias = bench.normal(DType::f32, {width});
+        dbias = bench.normal(DType::f32, {width});
+      } else if (!is_value) {
+        transform.norm_weight = bench.normal(DType::f32, {head_dim});
+        transform.norm_eps = 1e-6;
+        dweight = bench.normal(DType::f32, {head_dim});
+      }
+      const TensorView raw = is_query ? query_raw : key_value_raw;
+      const ops::HeadColumns columns{raw.dim(1), is_value ? key_size : 0};
+      forward.push_back(
+          {bench.uninitialised(DType::bf16, {tokens, heads, head_dim}), raw, columns, transform});
+      backward.push_back(
+          {{.draw = draw,
+            .draw_columns = {stride, first},
+            .dout = bench.normal(is_query ? DType::bf16 : DType::f32, {tokens, heads, head_dim}),
+            .raw = raw,
+            .raw_columns = columns,
+            .dbias = dbias,
+            .dnorm_weight = dweight},
+           transform});
+      const double elements = static_cast<double>(tokens * width);
+      forward_bytes += 4 * elements;
+      backward_bytes += ((is_query ? 4 : 6) + (dweight ? 2 : 0)) * elements;
     }
+    const std::string what = fmt::format("{}, rope", norm ? "norm" : "bias");
+    bench.report("head forward, q, k, v, " + what, forward_bytes,
+                 [&] { ops::head_transform_forward(bench.context(), forward); });
+    bench.report("head backward, q, k, v, " + what, backward_bytes,
+                 [&] { ops::head_transform_backward(bench.context(), backward); });
+    const std::span<const ops::HeadTransformForward> groups = forward;
+    bench.report("head forward, k, v, " + what, 8 * static_cast<double>(tokens * key_size),
+                 [&] { ops::head_transform_forward(bench.context(), groups.subspan(1)); });
+    bench.report("head forward, q, " + what, 4 * static_cast<double>(tokens * query_size),
+                 [&] { ops::head_transform_forward(bench.context(), groups.first(1)); });
+    bench.report("head backward, q, " + what, (norm ? 6 : 4) * static_cast<double>(tokens * query_size),
+                 [&] { ops::head_transform_backward(bench.context(), std::span(backward).first(1)); });
   }
 }
 

@@ -12,12 +12,14 @@ namespace {
 using Resource = MachineResource;
 
 /// Rates of memory-bound kernels as fractions of a copy, measured on an H200 at the sizes of Qwen2.5-7B
-/// (benches/results/2026-11-29-kernels-h200.md). They depend on kernels more than on cards.
+/// (benches/results/2026-11-29-kernels-h200.md, 2026-11-30-kernels-h200.md). They depend on kernels more than
+/// on cards.
 namespace efficiency {
 constexpr double add = 0.91, add_bias = 0.84, swiglu_forward = 0.91, swiglu_backward = 0.96;
 constexpr double norm_forward = 0.87, norm_backward = 0.77, norm_backward_residual = 0.83;
-constexpr double query_forward = 0.73, query_backward = 0.63, query_backward_norm = 0.69;
-constexpr double key_value_forward = 0.32, key_value_backward = 0.27, key_value_backward_norm = 0.35;
+constexpr double heads_forward = 0.73, heads_forward_norm = 0.67;  // queries, keys and values in one launch
+constexpr double heads_backward = 0.77, heads_backward_norm = 0.75;
+constexpr double query_forward = 0.68, key_value_forward = 0.43;  // when computed again
 constexpr double embedding_forward = 0.80, embedding_backward = 0.51;
 constexpr double cross_entropy = 0.96, loss_only = 0.88, whole = 1.0;
 }  // namespace efficiency
@@ -322,9 +324,7 @@ OperationCosts::KernelWork OperationCosts::forward(const Operation& operation) c
   work.row_tokens = row_tokens(operation);
   work.launches = 7;                             // attention, products, a block's vectors
   work.move(2.0 * h, efficiency::norm_forward);  // input_norm
-  work.move(2.0 * kv, efficiency::key_value_forward);
-  work.move(2.0 * kv, efficiency::key_value_forward);
-  work.move(2.0 * q, efficiency::query_forward);
+  work.move(2.0 * (q + 2.0 * kv), spec.qk_norm ? efficiency::heads_forward_norm : efficiency::heads_forward);
   work.move(2.0 * h, efficiency::norm_forward);  // post_attention_norm
   work.move(3.0 * f, efficiency::swiglu_forward);
   for (const bool bias : {spec.output_bias, spec.mlp_bias}) {  // project_onto_residual
@@ -378,7 +378,7 @@ OperationCosts::KernelWork OperationCosts::rebuild(const Operation& operation) c
     work.gemm_flops = 4.0 * kv * static_cast<double>(spec.hidden_size);
     work.gemm_tokens = t;
   }
-  for (int tensor = 0; tensor < 2; ++tensor) work.move(2.0 * size * kv, efficiency::key_value_forward);
+  work.move(4.0 * size * kv, efficiency::key_value_forward);
   return work;
 }
 
@@ -414,12 +414,12 @@ OperationCosts::KernelWork OperationCosts::backward(const Operation& operation) 
   // mlp_backward
   work.move(6.0 * f, efficiency::swiglu_backward);
   work.move(5.0 * h, efficiency::norm_backward_residual);  // with its input's norm again
-  // attention_backward: gradients of keys and values come in the accumulator dtype
+  // attention_backward: gradients of keys and values come in the accumulator dtype,
   const double accumulator = static_cast<double>(size_of(shape_.accumulator()));
-  work.move(3.0 * q, spec.qk_norm ? efficiency::query_backward_norm : efficiency::query_backward);
-  work.move((accumulator + 2.0 * size) * kv,
-            spec.qk_norm ? efficiency::key_value_backward_norm : efficiency::key_value_backward);
-  work.move((accumulator + 2.0 * size) * kv, efficiency::key_value_backward);
+  // and with a norm what entered it is read again.
+  const double normed = spec.qk_norm ? q + size * kv : 0.0;
+  work.move(2.0 * q + 2.0 * (accumulator + size) * kv + normed,
+            spec.qk_norm ? efficiency::heads_backward_norm : efficiency::heads_backward);
   work.move(5.0 * h, efficiency::norm_backward_residual);  // with its input's norm again
   return work;
 }

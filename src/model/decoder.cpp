@@ -1,6 +1,7 @@
 #include "model/decoder.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "ops/attention.hpp"
@@ -113,17 +114,31 @@ void post_attention_norm(const ops::Context& context, const DecoderPass& pass) {
                         pass.weights.post_attention_norm, pass.spec.rms_norm_eps);
 }
 
+ops::HeadTransformForward query_heads(const DecoderPass& pass) {
+  return {pass.scratch.query, pass.intermediates.query_raw, Columns(pass.spec).raw_query(),
+          query_transform(pass)};
+}
+
+ops::HeadTransformForward key_heads(const DecoderPass& pass) {
+  return {chunk_rows(pass, pass.group.key), pass.intermediates.key_value_raw, Columns(pass.spec).raw_key(),
+          key_transform(pass)};
+}
+
+ops::HeadTransformForward value_heads(const DecoderPass& pass) {
+  return {chunk_rows(pass, pass.group.value), pass.intermediates.key_value_raw,
+          Columns(pass.spec).raw_value(), value_transform(pass)};
+}
+
+void write_query_key_value(const ops::Context& context, const DecoderPass& pass) {
+  ops::head_transform_forward(context, std::array{query_heads(pass), key_heads(pass), value_heads(pass)});
+}
+
 void write_key_value(const ops::Context& context, const DecoderPass& pass) {
-  const Columns columns(pass.spec);
-  ops::head_transform_forward(context, chunk_rows(pass, pass.group.key), pass.intermediates.key_value_raw,
-                              columns.raw_key(), key_transform(pass));
-  ops::head_transform_forward(context, chunk_rows(pass, pass.group.value), pass.intermediates.key_value_raw,
-                              columns.raw_value(), value_transform(pass));
+  ops::head_transform_forward(context, std::array{key_heads(pass), value_heads(pass)});
 }
 
 void write_query(const ops::Context& context, const DecoderPass& pass) {
-  ops::head_transform_forward(context, pass.scratch.query, pass.intermediates.query_raw,
-                              Columns(pass.spec).raw_query(), query_transform(pass));
+  ops::head_transform_forward(context, std::array{query_heads(pass)});
 }
 
 void attend(const ops::Context& context, const DecoderPass& pass) {
@@ -216,33 +231,32 @@ void attention_backward(const ops::Context& context, const DecoderPass& pass, Te
 
   // Every query at or after this chunk has now been seen, so the chunk's own key and value gradients
   // are complete.
-  ops::head_transform_backward(context,
-                               {.draw = scratch.dquery_key_value,
-                                .draw_columns = columns.fused(0),
-                                .dout = scratch.dquery,
-                                .raw = pass.intermediates.query_raw,
-                                .raw_columns = columns.raw_query(),
-                                .dbias = gradients.query_bias,
-                                .dnorm_weight = gradients.query_norm},
-                               query_transform(pass));
-  ops::head_transform_backward(context,
-                               {.draw = scratch.dquery_key_value,
-                                .draw_columns = columns.fused(columns.query_size),
-                                .dout = chunk_rows(pass, pass.group.dkey),
-                                .raw = pass.intermediates.key_value_raw,
-                                .raw_columns = columns.raw_key(),
-                                .dbias = gradients.key_bias,
-                                .dnorm_weight = gradients.key_norm},
-                               key_transform(pass));
-  ops::head_transform_backward(context,
-                               {.draw = scratch.dquery_key_value,
-                                .draw_columns = columns.fused(columns.query_size + columns.key_value_size),
-                                .dout = chunk_rows(pass, pass.group.dvalue),
-                                .raw = pass.intermediates.key_value_raw,
-                                .raw_columns = columns.raw_value(),
-                                .dbias = gradients.value_bias,
-                                .dnorm_weight = {}},
-                               value_transform(pass));
+  const std::array<ops::HeadGroupBackward, 3> groups{
+      {{{.draw = scratch.dquery_key_value,
+         .draw_columns = columns.fused(0),
+         .dout = scratch.dquery,
+         .raw = pass.intermediates.query_raw,
+         .raw_columns = columns.raw_query(),
+         .dbias = gradients.query_bias,
+         .dnorm_weight = gradients.query_norm},
+        query_transform(pass)},
+       {{.draw = scratch.dquery_key_value,
+         .draw_columns = columns.fused(columns.query_size),
+         .dout = chunk_rows(pass, pass.group.dkey),
+         .raw = pass.intermediates.key_value_raw,
+         .raw_columns = columns.raw_key(),
+         .dbias = gradients.key_bias,
+         .dnorm_weight = gradients.key_norm},
+        key_transform(pass)},
+       {{.draw = scratch.dquery_key_value,
+         .draw_columns = columns.fused(columns.query_size + columns.key_value_size),
+         .dout = chunk_rows(pass, pass.group.dvalue),
+         .raw = pass.intermediates.key_value_raw,
+         .raw_columns = columns.raw_value(),
+         .dbias = gradients.value_bias,
+         .dnorm_weight = {}},
+        value_transform(pass)}}};
+  ops::head_transform_backward(context, groups);
 
   ops::linear_backward_input(context, scratch.dhidden, scratch.dquery_key_value,
                              pass.weights.query_key_value);
@@ -277,8 +291,7 @@ void decoder_forward(const ops::Context& context, const DecoderPass& pass, Tenso
   input_norm(context, pass);
   ops::linear_forward(context, save.query_raw, pass.scratch.normed, pass.weights.query());
   ops::linear_forward(context, save.key_value_raw, pass.scratch.normed, pass.weights.key_value());
-  write_key_value(context, pass);
-  write_query(context, pass);
+  write_query_key_value(context, pass);
   attend(context, pass);
   write_residual(context, pass);
 

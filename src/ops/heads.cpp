@@ -1,5 +1,8 @@
 #include "ops/heads.hpp"
 
+#include <algorithm>
+#include <array>
+
 #include "ops/detail/check.hpp"
 #include "ops/detail/dispatch.hpp"
 #if defined(KOKKOS_ENABLE_CUDA)
@@ -39,6 +42,9 @@ void expect_transform(const char* operation, const HeadTransform& transform, std
   detail::expect_tensor(operation, "cos", transform.cos, accumulator, {transform.cos.dim(0), head_dim / 2});
   detail::expect_tensor(operation, "sin", transform.sin, accumulator, transform.cos.shape());
   detail::expect_tensor(operation, "positions", transform.positions, DType::i32, {tokens});
+  constexpr std::int64_t most_angles = std::int64_t{1} << 32;
+  LAYERSTREAM_EXPECT(transform.cos.numel() <= most_angles, "{}: {} angles of the rope; at most {}", operation,
+                     transform.cos.numel(), most_angles);
 }
 
 template <class T>
@@ -53,56 +59,61 @@ HeadParts<T> parts_of(const HeadTransform& transform) {
           static_cast<A>(transform.norm_eps)};
 }
 
-template <class T, class D>
-void launch_backward(const Context& context, const HeadTransformBackward& args,
-                     const HeadTransform& transform) {
-  using A = MathOf<T>;
-  constexpr const char* operation = "head_transform_backward";
-  const std::int64_t tokens = args.dout.dim(0), heads = args.dout.dim(1), head_dim = args.dout.dim(2);
-  const std::int64_t partials = detail::head_partial_rows(tokens) * heads * head_dim;
-  A* workspace = detail::workspace_as<A>(
-      operation, context, head_transform_backward_workspace(tokens, heads, head_dim, args.draw.dtype()));
-  detail::run_head_backward(
-      detail::execution_space(context),
-      detail::HeadBackward<T, D>{
-          .draw = args.draw.as<T>() + args.draw_columns.first_column,
-          .dout = args.dout.as<D>(),
-          .raw = transform.norm_weight ? args.raw.as<T>() + args.raw_columns.first_column : nullptr,
-          .draw_stride = args.draw_columns.row_stride,
-          .raw_stride = args.raw_columns.row_stride,
-          .tokens = tokens,
-          .heads = heads,
-          .head_dim = head_dim,
-          .parts = parts_of<T>(transform),
-          .dbias = transform.bias ? args.dbias.as<A>() : nullptr,
-          .dnorm_weight = transform.norm_weight ? args.dnorm_weight.as<A>() : nullptr,
-          .bias_partials = transform.bias ? workspace : nullptr,
-          .norm_partials = transform.norm_weight ? workspace + partials : nullptr});
+template <class T>
+detail::HeadForward<T> forward_group(const HeadTransformForward& group) {
+  return {.out = group.out.as<T>(),
+          .raw = group.raw.as<T>() + group.columns.first_column,
+          .row_stride = group.columns.row_stride,
+          .tokens = group.out.dim(0),
+          .heads = group.out.dim(1),
+          .head_dim = group.out.dim(2),
+          .parts = parts_of<T>(group.transform)};
 }
 
-}  // namespace
+template <class T>
+detail::HeadBackward<T> backward_group(const HeadGroupBackward& group) {
+  using A = MathOf<T>;
+  const auto& [args, transform] = group;
+  const bool is_wide = args.dout.dtype() != args.draw.dtype();
+  return {.draw = args.draw.as<T>() + args.draw_columns.first_column,
+          .dout = args.dout.data(),
+          .raw = transform.norm_weight ? args.raw.as<T>() + args.raw_columns.first_column : nullptr,
+          .has_wide_dout = is_wide,
+          .draw_stride = args.draw_columns.row_stride,
+          .raw_stride = args.raw_columns.row_stride,
+          .tokens = args.dout.dim(0),
+          .heads = args.dout.dim(1),
+          .head_dim = args.dout.dim(2),
+          .parts = parts_of<T>(transform),
+          .dbias = transform.bias ? args.dbias.as<A>() : nullptr,
+          .dnorm_weight = transform.norm_weight ? args.dnorm_weight.as<A>() : nullptr};
+}
 
-void head_transform_forward(const Context& context, TensorView out, ConstTensorView raw, HeadColumns columns,
-                            const HeadTransform& transform) {
-  constexpr const char* operation = "head_transform_forward";
+void expect_groups(const char* operation, std::size_t count) {
+  LAYERSTREAM_EXPECT(count >= 1 && count <= most_head_groups, "{}: {} groups of heads; a call takes 1 to {}",
+                     operation, count, most_head_groups);
+}
+
+/// @param first the first group's T and compute dtype.
+void expect_like_first(const char* operation, std::int64_t tokens, DType compute, std::int64_t first_tokens,
+                       DType first_compute) {
+  LAYERSTREAM_EXPECT(tokens == first_tokens && compute == first_compute,
+                     "{}: groups of one call have the same tokens and dtype, not {} of {} and {} of {}",
+                     operation, first_tokens, name_of(first_compute), tokens, name_of(compute));
+}
+
+void expect_forward(const char* operation, const HeadTransformForward& group) {
+  const TensorView& out = group.out;
   detail::expect_rank(operation, "out", out, 3);
   const std::int64_t tokens = out.dim(0), heads = out.dim(1), head_dim = out.dim(2);
   const DType compute = out.dtype();
   detail::expect_tensor(operation, "out", out, compute, out.shape());
-  expect_columns(operation, "raw", raw, columns, tokens, heads * head_dim, compute);
-  expect_transform(operation, transform, tokens, heads, head_dim, accumulator_of(compute));
-  detail::dispatch_compute(compute, operation, [&](auto tag) {
-    using T = typename decltype(tag)::Type;
-    detail::run_head_forward(
-        detail::execution_space(context), "layerstream::head_transform_forward",
-        detail::HeadForward<T>{out.as<T>(), raw.as<T>() + columns.first_column, columns.row_stride, tokens,
-                               heads, head_dim, parts_of<T>(transform)});
-  });
+  expect_columns(operation, "raw", group.raw, group.columns, tokens, heads * head_dim, compute);
+  expect_transform(operation, group.transform, tokens, heads, head_dim, accumulator_of(compute));
 }
 
-void head_transform_backward(const Context& context, const HeadTransformBackward& args,
-                             const HeadTransform& transform) {
-  constexpr const char* operation = "head_transform_backward";
+void expect_backward(const char* operation, const HeadGroupBackward& group) {
+  const auto& [args, transform] = group;
   detail::expect_rank(operation, "dout", args.dout, 3);
   const std::int64_t tokens = args.dout.dim(0), heads = args.dout.dim(1), head_dim = args.dout.dim(2);
   const std::int64_t width = heads * head_dim;
@@ -121,14 +132,57 @@ void head_transform_backward(const Context& context, const HeadTransformBackward
     detail::expect_tensor(operation, "dnorm_weight", args.dnorm_weight, accumulator, {head_dim});
     expect_columns(operation, "raw", args.raw, args.raw_columns, tokens, width, compute);
   }
+}
+
+}  // namespace
+
+void head_transform_forward(const Context& context, std::span<const HeadTransformForward> groups) {
+  constexpr const char* operation = "head_transform_forward";
+  expect_groups(operation, groups.size());
+  const DType compute = groups[0].out.dtype();
+  for (const HeadTransformForward& group : groups) {
+    expect_forward(operation, group);
+    expect_like_first(operation, group.out.dim(0), group.out.dtype(), groups[0].out.dim(0), compute);
+  }
   detail::dispatch_compute(compute, operation, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    if (dout_is_compute) {
-      launch_backward<T, T>(context, args, transform);
-    } else {
-      launch_backward<T, MathOf<T>>(context, args, transform);
-    }
+    std::array<detail::HeadForward<T>, most_head_groups> args{};
+    std::transform(groups.begin(), groups.end(), args.begin(), forward_group<T>);
+    detail::run_head_forward<T>(detail::execution_space(context), std::span(args).first(groups.size()));
   });
+}
+
+void head_transform_forward(const Context& context, TensorView out, ConstTensorView raw, HeadColumns columns,
+                            const HeadTransform& transform) {
+  const HeadTransformForward group{out, raw, columns, transform};
+  head_transform_forward(context, std::span(&group, 1));
+}
+
+void head_transform_backward(const Context& context, std::span<const HeadGroupBackward> groups) {
+  constexpr const char* operation = "head_transform_backward";
+  expect_groups(operation, groups.size());
+  const DType compute = groups[0].args.draw.dtype();
+  std::size_t workspace = 0;
+  for (const HeadGroupBackward& group : groups) {
+    expect_backward(operation, group);
+    const ConstTensorView dout = group.args.dout;
+    expect_like_first(operation, dout.dim(0), group.args.draw.dtype(), groups[0].args.dout.dim(0), compute);
+    workspace = std::max(workspace,
+                         head_transform_backward_workspace(dout.dim(0), dout.dim(1), dout.dim(2), compute));
+  }
+  detail::dispatch_compute(compute, operation, [&](auto tag) {
+    using T = typename decltype(tag)::Type;
+    std::array<detail::HeadBackward<T>, most_head_groups> args{};
+    std::transform(groups.begin(), groups.end(), args.begin(), backward_group<T>);
+    detail::run_head_backward<T>(detail::execution_space(context), std::span(args).first(groups.size()),
+                                 detail::workspace_as<MathOf<T>>(operation, context, workspace));
+  });
+}
+
+void head_transform_backward(const Context& context, const HeadTransformBackward& args,
+                             const HeadTransform& transform) {
+  const HeadGroupBackward group{args, transform};
+  head_transform_backward(context, std::span(&group, 1));
 }
 
 std::size_t head_transform_backward_workspace(std::int64_t tokens, std::int64_t heads, std::int64_t head_dim,

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <span>
+
 #include "core/tensor.hpp"
 #include "ops/context.hpp"
 
@@ -25,11 +27,21 @@ struct HeadTransform {
   ConstTensorView positions;  ///< (T) int32, each in [0, P)
 };
 
-/// out[t, h, :] = rope(norm(raw + bias)).
+/// Groups of one call, at most.
+inline constexpr std::size_t most_head_groups = 4;
+
+struct HeadTransformForward {
+  TensorView out;       ///< (T, H, d) compute dtype
+  ConstTensorView raw;  ///< (T, row_stride) compute dtype
+  HeadColumns columns;
+  HeadTransform transform;
+};
+/// out[t, h, :] = rope(norm(raw + bias)) of 1 to most_head_groups groups of the same T and dtype, in one
+/// launch on a device. A group has the bits that a call of its own gives it.
 /// In bf16 there is one rounding, at the end (Hugging Face rounds after each part, and within the rope its
 /// tables, both products and their sum).
-/// @param out (T, H, d) compute dtype.
-/// @param raw compute dtype, `columns` within (T, row_stride).
+void head_transform_forward(const Context& context, std::span<const HeadTransformForward> groups);
+/// Of one group.
 void head_transform_forward(const Context& context, TensorView out, ConstTensorView raw, HeadColumns columns,
                             const HeadTransform& transform);
 
@@ -42,7 +54,16 @@ struct HeadTransformBackward {
   TensorView dbias;         ///< (H·d) accumulator dtype, added to; empty without a bias
   TensorView dnorm_weight;  ///< (d) accumulator dtype, added to; empty without a norm
 };
-/// Needs workspace: head_transform_backward_workspace(T, H, d, compute dtype).
+struct HeadGroupBackward {
+  HeadTransformBackward args;
+  HeadTransform transform;
+};
+/// Of 1 to most_head_groups groups of the same T and compute dtype; no two of them may share dbias or
+/// dnorm_weight. draw has the bits that a call for each group gives; on a device dbias and dnorm_weight are
+/// summed in an order that depends on the shapes of all groups of the call.
+/// Needs workspace: the largest of the groups' head_transform_backward_workspace(T, H, d, compute dtype).
+void head_transform_backward(const Context& context, std::span<const HeadGroupBackward> groups);
+/// Of one group.
 void head_transform_backward(const Context& context, const HeadTransformBackward& args,
                              const HeadTransform& transform);
 std::size_t head_transform_backward_workspace(std::int64_t tokens, std::int64_t heads, std::int64_t head_dim,

@@ -328,7 +328,11 @@ void rms_norm_backward(const Context& context, const RmsNormBackward& args) {
           {args.dx.as<T>(), y, args.dy.as<T>(), x.as<T>(), residual, args.weight.as<A>(), partials, tokens,
            hidden_size, static_cast<A>(args.eps)},
           whole);
-      return add_partials(partial_rows<T>(tokens, hidden_size));
+      const std::int64_t rows = partial_rows<T>(tokens, hidden_size);
+      if (rows >= cuda::ColumnTileSums<A>::fewest_rows) return add_partials(rows);
+      detail::PartialSums<A> sums{};
+      if (rows > 0) sums.add({args.dweight.as<A>(), partials, rows, hidden_size});
+      return detail::run_partial_sums(space, "layerstream::rms_norm_dweight", sums);
     }
 #endif
     const auto launch = [&]<int Kept>(std::integral_constant<int, Kept>) {

@@ -1,8 +1,11 @@
 #include "ops/heads.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "tests/ops/ops_test.hpp"
@@ -33,11 +36,13 @@ struct Group {
   OwnedTensor raw, bias, norm_weight, cos, sin, positions;
 
   Group(DType dtype, std::int64_t t, std::int64_t h, std::int64_t d, HeadColumns c)
+      : Group(dtype, t, h, d, c, normal_tensor(dtype, {t, c.row_stride}, 1, 1.5)) {}
+  Group(DType dtype, std::int64_t t, std::int64_t h, std::int64_t d, HeadColumns c, OwnedTensor r)
       : tokens(t),
         heads(h),
         head_dim(d),
         columns(c),
-        raw(normal_tensor(dtype, {t, c.row_stride}, 1, 1.5)),
+        raw(std::move(r)),
         bias(normal_tensor(accumulator_of(dtype), {h * d}, 2)),
         norm_weight(normal_tensor(accumulator_of(dtype), {d}, 3, 0.3, 1.0)),
         cos(accumulator_of(dtype), {max_positions, d / 2}),
@@ -300,6 +305,105 @@ TEST(HeadTransform, TokensDoNotDependOnHowManyThereAre) {
   }
 }
 
+/// Queries, keys and values of one projection, as a decoder layer has them: keys and values with wide
+/// gradients, values without a norm and a rope.
+struct Projection {
+  static constexpr std::int64_t num_groups = 3;
+  std::int64_t tokens;
+  bool has_norm;
+  std::vector<Group> groups;
+  std::vector<OwnedTensor> douts;
+
+  Projection(DType dtype, std::int64_t t, std::int64_t query_heads, std::int64_t key_heads, std::int64_t d,
+             bool norm)
+      : tokens(t), has_norm(norm) {
+    const std::int64_t stride = (query_heads + 2 * key_heads) * d;
+    const OwnedTensor raw = normal_tensor(dtype, {t, stride}, 1, 1.5);
+    for (std::int64_t g = 0; g < num_groups; ++g) {
+      const std::int64_t heads = g == 0 ? query_heads : key_heads;
+      const std::int64_t first = g == 0 ? 0 : (query_heads + (g - 1) * key_heads) * d;
+      groups.emplace_back(dtype, t, heads, d, HeadColumns{stride, first}, raw);
+      douts.push_back(normal_tensor(g == 0 ? dtype : accumulator_of(dtype), {t, heads, d},
+                                    static_cast<std::uint64_t>(20 + g)));
+    }
+  }
+  Parts parts(std::int64_t g) const {
+    return has_norm ? Parts{false, g < 2, g < 2} : Parts{true, false, g < 2};
+  }
+};
+
+TEST(HeadTransform, GroupsOfOneCallHaveTheBitsOfCallsOfTheirOwn) {
+  struct Shape {
+    std::int64_t tokens, query_heads, key_heads, head_dim;
+  };
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    // A 7B model's heads, with more tokens than a device works on at once; few tokens; heads that share warps
+    // unevenly and are no whole pieces; more heads than one team has.
+    for (const auto& [tokens, query_heads, key_heads, head_dim] :
+         {Shape{700, 28, 4, 128}, Shape{1, 28, 4, 128}, Shape{77, 6, 2, 80}, Shape{133, 5, 1, 6},
+          Shape{90, 70, 70, 32}, Shape{9, 3, 1, 600}}) {
+      for (const bool has_norm : {false, true}) {
+        const Projection projection(dtype, tokens, query_heads, key_heads, head_dim, has_norm);
+        std::vector<OwnedTensor> outs;
+        std::vector<HeadTransformForward> forward;
+        std::vector<Gradients> gradients;
+        OwnedTensor draw(dtype, projection.groups[0].raw.shape());
+        for (std::size_t g = 0; g < projection.groups.size(); ++g) {
+          const Group& group = projection.groups[g];
+          outs.push_back(OwnedTensor(dtype, {tokens, group.heads, head_dim}));
+          gradients.push_back({OwnedTensor(dtype, {0}),
+                               constant_tensor(accumulator_of(dtype), group.bias.shape(), 0.0),
+                               constant_tensor(accumulator_of(dtype), group.norm_weight.shape(), 0.0)});
+        }
+        std::vector<HeadGroupBackward> backward_groups;
+        for (std::size_t g = 0; g < projection.groups.size(); ++g) {
+          const Group& group = projection.groups[g];
+          const Parts parts = projection.parts(static_cast<std::int64_t>(g));
+          forward.push_back({outs[g], group.raw, group.columns, group.transform(parts)});
+          backward_groups.push_back(
+              {{.draw = draw,
+                .draw_columns = group.columns,
+                .dout = projection.douts[g],
+                .raw = parts.norm ? ConstTensorView(group.raw) : ConstTensorView(),
+                .raw_columns = group.columns,
+                .dbias = parts.bias ? TensorView(gradients[g].dbias) : TensorView(),
+                .dnorm_weight = parts.norm ? TensorView(gradients[g].dnorm_weight) : TensorView()},
+               group.transform(parts)});
+        }
+        Scratch scratch(head_transform_backward_workspace(tokens, query_heads, head_dim, dtype));
+        head_transform_forward(no_workspace(), forward);
+        head_transform_backward(scratch, backward_groups);
+        for (std::size_t g = 0; g < projection.groups.size(); ++g) {
+          const Group& group = projection.groups[g];
+          const Parts parts = projection.parts(static_cast<std::int64_t>(g));
+          const auto what =
+              fmt::format("group {} of {} tokens, {} heads of {}", g, tokens, group.heads, head_dim);
+          EXPECT_TRUE(outs[g].same_bits(group.forward(parts))) << what;
+          const Gradients alone = backward(group, parts, projection.douts[g]);
+          std::int64_t differing = 0;
+          for (std::int64_t t = 0; t < tokens; ++t) {
+            const std::int64_t first = t * group.columns.row_stride + group.columns.first_column;
+            for (std::int64_t i = first; i < first + group.heads * head_dim; ++i) {
+              if (!(draw[i] == alone.draw[i])) ++differing;
+            }
+          }
+          EXPECT_EQ(differing, 0) << what;
+          // As for tokens that are split among calls: a device shares out its teams by all groups of a call.
+          const auto error = [](double n) { return 60.0 * n * fp32_roundoff; };
+          if (parts.bias) {
+            expect_within(gradients[g].dbias, alone.dbias,
+                          [&](std::int64_t) { return error(static_cast<double>(tokens)); });
+          }
+          if (parts.norm) {
+            expect_within(gradients[g].dnorm_weight, alone.dnorm_weight,
+                          [&](std::int64_t) { return error(static_cast<double>(tokens * group.heads)); });
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(HeadTransform, LowerPrecisionStaysWithinItsRoundings) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const double output = dtype == DType::bf16 ? bf16_roundoff : fp32_roundoff;
@@ -390,6 +494,16 @@ TEST(HeadTransform, RefusesWhatDoesNotFit) {
   bad = good;
   bad.dout = wide;
   EXPECT_THROW(head_transform_backward(enough, bad, all), ContractError);
+  const HeadTransformForward one{out, group.raw, group.columns, all};
+  const std::vector<HeadTransformForward> many(most_head_groups + 1, one);
+  EXPECT_THROW(head_transform_forward(no_workspace(), many), ContractError);
+  EXPECT_THROW(head_transform_forward(no_workspace(), std::span(many).first(0)), ContractError);
+  HeadTransformForward shorter = one;
+  shorter.out = out.view().rows(0, 3);
+  shorter.raw = group.raw.view().rows(0, 3);
+  shorter.transform.positions = all.positions.rows(0, 3);
+  EXPECT_NO_THROW(head_transform_forward(no_workspace(), std::vector{shorter}));
+  EXPECT_THROW(head_transform_forward(no_workspace(), std::vector{one, shorter}), ContractError);
 }
 
 }  // namespace

@@ -103,12 +103,10 @@ void run_column_tiles(const detail::ExecutionSpace& space, const char* label, co
   using Args = ColumnTileSums<T>;
   const std::int64_t tiles = (args.columns + Args::tile - 1) / Args::tile;
   if (tiles == 0) return;
-  launch_labelled(space, label,
-                  {.blocks = static_cast<int>(tiles) * Args::cluster,
-                   .lanes = Args::lanes,
-                   .shared_bytes = 0,
-                   .cluster = Args::cluster},
-                  whole ? add_column_tiles<T, true> : add_column_tiles<T, false>, args);
+  launch_labelled(
+      space, label,
+      {.blocks = static_cast<int>(tiles) * Args::cluster, .lanes = Args::lanes, .cluster = Args::cluster},
+      whole ? add_column_tiles<T, true> : add_column_tiles<T, false>, args);
 }
 
 #endif

@@ -6,6 +6,7 @@
 #include "ops/cuda/held_piece.hpp"
 #include "ops/detail/head_parts.hpp"
 #include "ops/detail/launch.hpp"
+#include "ops/heads.hpp"
 
 /// How the heads of tokens fall to the lanes of a CUDA device. A run of neighbouring lanes (a power of two)
 /// has one head of one token: a lane holds a piece of the lower half of the head and the piece that rope
@@ -38,8 +39,13 @@ struct HeadPair {
   template <class T>
   KOKKOS_FORCEINLINE_FUNCTION void store(T* row, const Values<MathOf<T>, W>& low,
                                          const Values<MathOf<T>, W>& high) const {
+#if defined(__CUDA_ARCH__)
+    store_stored(lower, row, cuda::round_to_stored<T>(low));
+    store_stored(upper, row, cuda::round_to_stored<T>(high));
+#else
     store_piece(lower, row, low);
     store_piece(upper, row, high);
+#endif
   }
   template <class A>
   KOKKOS_FORCEINLINE_FUNCTION void add(const A* row, Values<A, W>& low, Values<A, W>& high) const {
@@ -84,7 +90,7 @@ struct HeadRuns {
   std::int64_t half;       ///< elements of the lower half; the upper one may have one less
   std::int32_t pieces;     ///< of a half
   std::int32_t lanes;      ///< of a run
-  std::int32_t heads;      ///< of one token in a warp: a group, a power of two
+  std::int32_t heads;      ///< of one token in a warp: a set, a power of two
   std::int32_t tokens;     ///< of a warp
   std::int32_t all_heads;  ///< of a token
 
@@ -97,16 +103,17 @@ struct HeadRuns {
     runs.tokens = of_warp / runs.heads;
     return runs;
   }
-  /// Groups of heads of a token.
-  std::int32_t groups() const { return (all_heads + heads - 1) / heads; }
+  /// Sets of heads of a token: what a warp has of it at once.
+  KOKKOS_FORCEINLINE_FUNCTION std::int32_t sets() const { return (all_heads + heads - 1) / heads; }
 
   /// The place of a lane in its run, and of the run's head and token among those of the warp.
-  KOKKOS_FORCEINLINE_FUNCTION std::int32_t piece(int lane) const { return lane % lanes; }
+  /// Without divisions, as all three counts are powers of two: a warp has lanes * heads * tokens lanes.
+  KOKKOS_FORCEINLINE_FUNCTION std::int32_t piece(int lane) const { return lane & (lanes - 1); }
   KOKKOS_FORCEINLINE_FUNCTION std::int32_t head(int lane) const {
-    return lane % cuda::warp_lanes / lanes % heads;
+    return lane % cuda::warp_lanes * heads * tokens / cuda::warp_lanes & (heads - 1);
   }
   KOKKOS_FORCEINLINE_FUNCTION std::int32_t token(int lane) const {
-    return lane % cuda::warp_lanes / lanes / heads;
+    return lane % cuda::warp_lanes * tokens / cuda::warp_lanes;
   }
 
   template <int W, bool Whole>
@@ -119,31 +126,38 @@ struct HeadRuns {
 /// As many teams as an H200 has multiprocessors, one on each; what they share out depends on shapes alone.
 inline constexpr std::int64_t most_head_teams = 132;
 
-/// Bounds the rows of (H, d) partial sums; it does not fall with more tokens or heads.
+/// The partial sums of all groups of a call fit twice as many rows as this of (H, d) of the largest group;
+/// it does not fall with more tokens or heads. One row for each team would do for one group; a call with
+/// more has fewer teams where its rows would not fit.
 inline std::int64_t head_partial_rows(std::int64_t tokens) {
-  return std::min(tokens, most_head_teams);
+  return std::max<std::int64_t>(2 * std::min(tokens, most_head_teams), most_head_groups);
 }
 
-/// How groups of heads and tokens fall to the warps of teams: each warp keeps its heads, for which it has
-/// sums in registers, and takes tokens that lie equally far apart. The warps for one token are in one team
-/// where they fit, so that all but the first read of its angles end in the multiprocessor's own cache.
+/// How the tokens and the sets of heads of all groups fall to the warps of teams: each warp keeps its set (as
+/// many heads as a warp has at once), for which it has sums in registers, and takes tokens that lie equally
+/// far apart. The warps for one token are in one team where they fit, so that all but the first read of its
+/// angles end in the multiprocessor's own cache.
 struct HeadTeams {
-  std::int32_t splits;  ///< teams that share the heads of a token
-  std::int32_t groups;  ///< of heads in a team
-  std::int32_t slots;   ///< of tokens in a team: warps for each group
+  std::int32_t splits;  ///< teams that share the sets of a token
+  std::int32_t sets;    ///< in a team
+  std::int32_t slots;   ///< of tokens in a team: warps for each set
   std::int32_t blocks;  ///< of tokens: teams for each split
 
-  static HeadTeams of(std::int64_t tokens, const HeadRuns& runs, int most_warps) {
-    const std::int32_t all = runs.groups(), most_groups = 8;
-    HeadTeams teams{(all + most_groups - 1) / most_groups, 0, 0, 0};
-    teams.groups = (all + teams.splits - 1) / teams.splits;
-    teams.slots = most_warps / teams.groups;
-    const std::int64_t units = (tokens + runs.tokens - 1) / runs.tokens;
-    teams.blocks = static_cast<std::int32_t>(std::min(
-        (units + teams.slots - 1) / teams.slots, std::max<std::int64_t>(most_head_teams / teams.splits, 1)));
-    return teams;
+  /// @param units of tokens that a warp has at once. @pre most_blocks > 0
+  static HeadTeams of(std::int64_t units, std::int32_t all_sets, int most_warps, std::int64_t most_blocks) {
+    const std::int32_t fewest = (all_sets + most_warps - 1) / most_warps;
+    HeadTeams best{1, 1, 0, 0};
+    for (std::int32_t splits = fewest; splits <= std::min(all_sets, fewest + 2); ++splits) {
+      const std::int32_t sets = (all_sets + splits - 1) / splits, slots = most_warps / sets;
+      // A team's warps that have a set, slots * all_sets / splits on average.
+      if (slots * best.splits > best.slots * splits) best = {splits, sets, slots, 0};
+    }
+    best.blocks = static_cast<std::int32_t>(
+        std::min({(units + best.slots - 1) / best.slots,
+                  std::max<std::int64_t>(most_head_teams / best.splits, 1), most_blocks}));
+    return best;
   }
-  int lanes() const { return groups * slots * cuda::warp_lanes; }
+  KOKKOS_FORCEINLINE_FUNCTION int lanes() const { return sets * slots * cuda::warp_lanes; }
 };
 
 /// Whether the pieces of heads may be whole, see whole_pieces.

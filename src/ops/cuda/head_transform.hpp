@@ -1,4 +1,4 @@
 #pragma once
 
-#include "ops/cuda/head_backward.hpp"
+#include "ops/cuda/head_backward_launch.hpp"
 #include "ops/cuda/head_forward.hpp"

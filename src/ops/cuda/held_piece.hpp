@@ -7,34 +7,6 @@
 #include "ops/detail/vector.hpp"
 
 /// Pieces between memory and registers of a CUDA device, and bf16 numbers two at a time.
-namespace layerstream::ops::detail {
-
-/// A piece as it lies in memory, in as few registers as it has bytes: what is read ahead of its use.
-template <class T, int N, bool Whole>
-struct HeldPiece {
-  static constexpr bool wide = is_wide<T, N, Whole>;
-  using Word = std::conditional_t<wide, Access<N * sizeof(T)>, Values<T, N>>;
-  static constexpr int count = static_cast<int>(N * sizeof(T) / sizeof(Word));
-  Word words[count];
-
-  KOKKOS_FORCEINLINE_FUNCTION void read(const Piece<N, Whole>& piece, const T* row) {
-    if constexpr (wide) {
-      const auto* const source = reinterpret_cast<const Word*>(row + piece.first);
-      LAYERSTREAM_UNROLL
-      for (int i = 0; i < count; ++i) words[i] = source[i];
-    } else {
-      words[0] = load_stored(piece, row);
-    }
-  }
-  KOKKOS_FORCEINLINE_FUNCTION Values<MathOf<T>, N> numbers() const {
-    Values<T, N> stored;
-    memcpy(stored.at, words, sizeof stored);
-    return widened(stored);
-  }
-};
-
-}  // namespace layerstream::ops::detail
-
 #if defined(__CUDACC__)
 
 namespace layerstream::ops::cuda {
@@ -101,3 +73,38 @@ __device__ detail::Values<T, N> round_to_stored(const detail::Values<detail::Mat
 }  // namespace layerstream::ops::cuda
 
 #endif
+
+namespace layerstream::ops::detail {
+
+/// A piece as it lies in memory, in as few registers as it has bytes: what is read ahead of its use.
+template <class T, int N, bool Whole>
+struct HeldPiece {
+  static constexpr bool wide = is_wide<T, N, Whole>;
+  using Word = std::conditional_t<wide, Access<N * sizeof(T)>, Values<T, N>>;
+  static constexpr int count = static_cast<int>(N * sizeof(T) / sizeof(Word));
+  Word words[count];
+
+  KOKKOS_FORCEINLINE_FUNCTION void read(const Piece<N, Whole>& piece, const T* row) {
+    if constexpr (wide) {
+      const auto* const source = reinterpret_cast<const Word*>(row + piece.first);
+      LAYERSTREAM_UNROLL
+      for (int i = 0; i < count; ++i) words[i] = source[i];
+    } else {
+      words[0] = load_stored(piece, row);
+    }
+  }
+  KOKKOS_FORCEINLINE_FUNCTION Values<T, N> stored() const {
+    Values<T, N> values;
+    memcpy(values.at, words, sizeof values);
+    return values;
+  }
+  KOKKOS_FORCEINLINE_FUNCTION Values<MathOf<T>, N> numbers() const {
+#if defined(__CUDA_ARCH__)
+    return cuda::widen(stored());
+#else
+    return widened(stored());
+#endif
+  }
+};
+
+}  // namespace layerstream::ops::detail

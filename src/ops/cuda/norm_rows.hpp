@@ -7,6 +7,7 @@
 
 #include "ops/cuda/held_piece.hpp"
 #include "ops/cuda/labelled_launch.hpp"
+#include "ops/cuda/partial_sums.hpp"
 #include "ops/cuda/row_sums.hpp"
 #include "ops/detail/execution.hpp"
 
@@ -198,6 +199,7 @@ __global__ void __launch_bounds__(Form::most_lanes, Form::resident) norm_backwar
   using A = detail::MathOf<T>;
   constexpr int width = detail::lane_width<T>, kept = Form::kept;
   using Numbers = detail::Values<A, width>;
+  let_next_start();
   const NormLane<T, Whole> lane(args.hidden_size);
   NormBackwardRow<T, kept, HasResidual, Whole> row, next;
   std::int64_t begin = blockIdx.x * args.hidden_size;

@@ -27,19 +27,18 @@ struct HeadForward {
   HeadParts<T> parts;
 };
 
-/// Writes draw and adds to dbias and dnorm_weight. D is the dtype of dout.
-template <class T, class D>
+/// Writes draw and adds to dbias and dnorm_weight.
+template <class T>
 struct HeadBackward {
   using A = MathOf<T>;
-  T* draw;        // (T, draw_stride), from this group's first column
-  const D* dout;  // (T, H, d)
-  const T* raw;   // (T, raw_stride), from this group's first column; read only with a norm
+  T* draw;             // (T, draw_stride), from this group's first column
+  const void* dout;    // (T, H, d) of T, or of A if has_wide_dout
+  const T* raw;        // (T, raw_stride), from this group's first column; read only with a norm
+  bool has_wide_dout;  // as may be if A is not T
   std::int64_t draw_stride, raw_stride, tokens, heads, head_dim;
   HeadParts<T> parts;
-  A* dbias;          // (H, d), with a bias
-  A* dnorm_weight;   // (d), with a norm
-  A* bias_partials;  // room for (head_partial_rows(T), H, d); nullptr without a bias
-  A* norm_partials;  // the same; nullptr without a norm
+  A* dbias;         // (H, d); nullptr without a bias
+  A* dnorm_weight;  // (d); nullptr without a norm
 };
 
 }  // namespace layerstream::ops::detail

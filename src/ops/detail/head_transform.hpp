@@ -1,5 +1,7 @@
 #pragma once
 
+#include <span>
+
 #include "ops/detail/head_parts.hpp"
 #include "ops/detail/launch.hpp"
 #include "ops/detail/partials.hpp"
@@ -69,12 +71,14 @@ struct HeadForwardRow : HeadForward<T> {
 
 /// One row is one head over a block of tokens.
 template <class T, class D>
-struct HeadBackwardBlock : HeadBackward<T, D> {
+struct HeadBackwardBlock : HeadBackward<T> {
   using A = MathOf<T>;
-  using Base = HeadBackward<T, D>;
-  using Base::bias_partials, Base::norm_partials, Base::parts, Base::raw, Base::dout, Base::draw;
-  using Base::draw_stride, Base::raw_stride, Base::tokens, Base::heads, Base::head_dim;
+  using Base = HeadBackward<T>;
+  using Base::parts, Base::raw, Base::dout, Base::draw, Base::draw_stride, Base::raw_stride;
+  using Base::tokens, Base::heads, Base::head_dim;
   std::int64_t tokens_per_block;
+  A* bias_partials;  // (blocks, H, d); nullptr without a bias
+  A* norm_partials;  // the same; nullptr without a norm
 
   template <class Group>
   KOKKOS_FUNCTION void operator()(const Group& group, std::int64_t row) const {
@@ -93,7 +97,7 @@ struct HeadBackwardBlock : HeadBackward<T, D> {
   template <class Group>
   KOKKOS_INLINE_FUNCTION void backward_token(const Group& group, std::int64_t token, std::int64_t head,
                                              A* dbias, A* dweight) const {
-    const D* grad = dout + (token * heads + head) * head_dim;
+    const D* grad = static_cast<const D*>(dout) + (token * heads + head) * head_dim;
     T* result = draw + token * draw_stride + head * head_dim;
     if (parts.positions == nullptr) {
       backward_norm(group, token, head, result, dbias, dweight,
@@ -142,8 +146,11 @@ struct HeadBackwardBlock : HeadBackward<T, D> {
 };
 
 template <class T>
-void run_head_forward(const ExecutionSpace& space, const char* label, const HeadForward<T>& args) {
-  for_each_row(space, label, args.tokens * args.heads, HeadForwardRow<T>{args});
+void run_head_forward(const ExecutionSpace& space, std::span<const HeadForward<T>> groups) {
+  for (const HeadForward<T>& group : groups) {
+    for_each_row(space, "layerstream::head_transform_forward", group.tokens * group.heads,
+                 HeadForwardRow<T>{group});
+  }
 }
 
 /// Rows of (H, d) partial sums: one for each block of tokens.
@@ -152,21 +159,37 @@ inline std::int64_t head_partial_rows(std::int64_t tokens) {
 }
 
 template <class T, class D>
-void run_head_backward(const ExecutionSpace& space, const HeadBackward<T, D>& args) {
+void run_head_backward(const ExecutionSpace& space, const HeadBackward<T>& args, MathOf<T>* workspace) {
+  using A = MathOf<T>;
   const RowBlocks blocks = row_blocks(args.tokens);
   const std::int64_t columns = args.heads * args.head_dim;
+  A* const bias_partials = args.dbias == nullptr ? nullptr : workspace;
+  A* const norm_partials = args.dnorm_weight == nullptr ? nullptr : workspace + blocks.count * columns;
   for_each_row(space, "layerstream::head_transform_backward", blocks.count * args.heads,
-               HeadBackwardBlock<T, D>{args, blocks.rows_per_block});
-  if (args.bias_partials != nullptr) {
-    add_column_sums(space, "layerstream::head_transform_dbias", args.dbias, args.bias_partials, blocks.count,
+               HeadBackwardBlock<T, D>{args, blocks.rows_per_block, bias_partials, norm_partials});
+  if (bias_partials != nullptr) {
+    add_column_sums(space, "layerstream::head_transform_dbias", args.dbias, bias_partials, blocks.count,
                     columns);
   }
-  if (args.norm_partials != nullptr && blocks.count > 0) {
+  if (norm_partials != nullptr && blocks.count > 0) {
     // First the blocks of each head, into the first block's place; then the heads.
-    add_column_sums(space, "layerstream::head_transform_dnorm_heads", args.norm_partials,
-                    args.norm_partials + columns, blocks.count - 1, columns);
-    add_column_sums(space, "layerstream::head_transform_dnorm", args.dnorm_weight, args.norm_partials,
-                    args.heads, args.head_dim);
+    add_column_sums(space, "layerstream::head_transform_dnorm_heads", norm_partials, norm_partials + columns,
+                    blocks.count - 1, columns);
+    add_column_sums(space, "layerstream::head_transform_dnorm", args.dnorm_weight, norm_partials, args.heads,
+                    args.head_dim);
+  }
+}
+
+/// One group after the other, all in the same workspace.
+template <class T>
+void run_head_backward(const ExecutionSpace& space, std::span<const HeadBackward<T>> groups,
+                       MathOf<T>* workspace) {
+  for (const HeadBackward<T>& group : groups) {
+    if (group.has_wide_dout) {
+      run_head_backward<T, MathOf<T>>(space, group, workspace);
+    } else {
+      run_head_backward<T, T>(space, group, workspace);
+    }
   }
 }
 
