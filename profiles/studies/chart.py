@@ -118,10 +118,11 @@ def stacked_bars(title: str, axis: str, bars: Sequence[Bar]) -> str:
 
 
 def lines(title: str, x_axis: str, y_axis: str, curves: Sequence[Line]) -> str:
-    """Both axes begin at 0."""
+    """Both axes begin at 0. Curves of one name have one colour."""
     height, left, right, top, bottom = 460, 80, WIDTH - 30, 70, 400
     canvas = _Canvas(height, title)
-    canvas.legend(46, [curve.name for curve in curves])
+    names = list(dict.fromkeys(curve.name for curve in curves))
+    canvas.legend(46, names)
     every = [point for curve in curves for point in curve.points]
     x_marks = ticks(max((x for x, _ in every), default=0.0))
     y_marks = ticks(max((y for _, y in every), default=0.0))
@@ -134,7 +135,7 @@ def lines(title: str, x_axis: str, y_axis: str, curves: Sequence[Line]) -> str:
         canvas.text(left - 8, bottom - y_scale * mark + 4, f"{mark:,g}", "end")
     canvas.text((left + right) / 2, bottom + 42, x_axis, "middle")
     canvas.text(left, top - 8, y_axis)
-    for index, curve in enumerate(curves):
+    for curve in curves:
         points = [(left + x_scale * x, bottom - y_scale * y) for x, y in curve.points]
-        canvas.curve(points, COLOURS[index % len(COLOURS)], curve.dashed)
+        canvas.curve(points, COLOURS[names.index(curve.name) % len(COLOURS)], curve.dashed)
     return canvas.to_text()

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import chart
+import tables
 from bench_output import WAIT_CAUSES, BenchRun
 
 GIB = 1024.0**3
@@ -44,15 +45,14 @@ class Study:
 
 def table(study: Study, outcomes: Sequence[Outcome]) -> str:
     """A Markdown table. A point without a run has the reason in its first result column."""
-    rows: List[List[str]] = [[*study.setting_columns, *(name for name, _ in study.result_columns)]]
-    rows.append(["---"] * len(rows[0]))
+    rows: List[List[str]] = []
     for outcome in outcomes:
         if outcome.run is not None:
             results = [show(outcome.run) for _, show in study.result_columns]
         else:
             results = [outcome.failure] + [""] * (len(study.result_columns) - 1)
-        rows.append([cell.replace("|", "\\|") for cell in (*outcome.point.cells, *results)])
-    return "".join("| " + " | ".join(row) + " |\n" for row in rows)
+        rows.append([*outcome.point.cells, *results])
+    return tables.table([*study.setting_columns, *(name for name, _ in study.result_columns)], rows)
 
 
 def _rate(run: BenchRun) -> str:
