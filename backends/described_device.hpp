@@ -14,10 +14,12 @@ class DescribedDevice final : public Device {
     bool uses_host_memory = false;
     DeviceCapabilities capabilities;
   };
-  explicit DescribedDevice(Description description) : description_(std::move(description)) {}
+  explicit DescribedDevice(Description description)
+      : description_(std::move(description)), total_memory_(description_.memory_limit) {}
 
   std::string description() const override { return description_.name; }
   std::size_t memory_limit() const override { return description_.memory_limit; }
+  std::size_t total_memory() const override { return total_memory_; }
   std::size_t attainable_memory() const override { return description_.memory_limit; }
   void set_memory_limit(std::size_t bytes) override { description_.memory_limit = bytes; }
   bool uses_host_memory() const override { return description_.uses_host_memory; }
@@ -46,6 +48,7 @@ class DescribedDevice final : public Device {
   };
 
   Description description_;
+  std::size_t total_memory_;
   NoLink link_;
 };
 

@@ -62,6 +62,9 @@ class Device {
   virtual std::string description() const = 0;
   /// Bytes that may be allocated in all.
   virtual std::size_t memory_limit() const = 0;
+  /// Bytes that it has, whatever may be allocated of them: of a simulated or described device what its limit
+  /// was when it was made.
+  virtual std::size_t total_memory() const = 0;
   /// The largest limit that would hold: what is allocated and what is free now, as the device itself says.
   virtual std::size_t attainable_memory() const = 0;
   /// Between steps. What is allocated stays.

@@ -2,13 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "core/ledger.hpp"
 
 namespace layerstream {
 
 FreeDeviceMemory free_memory_of(const Device& device) {
-  const std::size_t free = device.attainable_memory();
-  return {.free = free, .total = free + device.used_bytes()};
+  const std::size_t total = device.total_memory();
+  return {.free = total - std::min(total, device.used_bytes()), .total = total};
 }
 
 std::string free_memory_warning(const Device& device) {

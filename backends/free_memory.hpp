@@ -14,7 +14,7 @@ struct FreeDeviceMemory {
   double share() const { return total == 0 ? 1.0 : static_cast<double>(free) / static_cast<double>(total); }
 };
 
-/// @pre nothing has been allocated on it yet.
+/// As the device says, its context included. @pre nothing has been allocated on it yet.
 FreeDeviceMemory free_memory_of(const Device& device);
 
 /// Says who may hold the rest, and what to do, where less than 90% of a GPU's memory is free before a run has

@@ -10,10 +10,12 @@ namespace layerstream {
 /// space. Every path of the engine runs on it.
 class SimulatedDevice final : public Device {
  public:
-  explicit SimulatedDevice(std::size_t memory_limit) : memory_limit_(memory_limit) {}
+  explicit SimulatedDevice(std::size_t memory_limit)
+      : total_memory_(memory_limit), memory_limit_(memory_limit) {}
 
   std::string description() const override;
   std::size_t memory_limit() const override { return memory_limit_; }
+  std::size_t total_memory() const override { return total_memory_; }
   std::size_t attainable_memory() const override;
   void set_memory_limit(std::size_t bytes) override { memory_limit_ = bytes; }
   std::unique_ptr<DeviceRegion> allocate(std::size_t bytes) override;
@@ -33,6 +35,7 @@ class SimulatedDevice final : public Device {
   void set_profiled(bool) noexcept override {}
 
  private:
+  std::size_t total_memory_;
   std::size_t memory_limit_;
   MemcpyLink link_;
   std::atomic<std::size_t> used_{0};

@@ -88,6 +88,19 @@ DeviceCapabilities capabilities_of(const cudaDeviceProp& properties) {
   return capabilities;
 }
 
+/// "138.20 GiB of 139.80 GiB are free", and who may hold the rest.
+std::string free_text() {
+  std::size_t free = 0, total = 0;
+  LAYERSTREAM_CUDA(cudaMemGetInfo(&free, &total));
+  return fmt::format("{} of {} are free, another process may hold the rest (nvidia-smi shows it)",
+                     format_bytes(free), format_bytes(total));
+}
+
+/// What a limit leaves after `used` bytes and context and libraries.
+std::size_t beyond_overhead(std::size_t limit, std::size_t used) {
+  return limit - std::min(limit, used + gpu_overhead_bytes);
+}
+
 void expect_gpu() {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
@@ -136,8 +149,8 @@ std::string CudaDevice::description() const {
 std::size_t CudaDevice::attainable_memory() const {
   std::size_t free = 0, total = 0;
   LAYERSTREAM_CUDA(cudaMemGetInfo(&free, &total));
-  // Of context and libraries about half is loaded by now and not free; the rest comes with the kernels of shapes
-  // that are still to be met.
+  // For plans, which count all of context and libraries: about half of it is loaded by now and not free; the
+  // rest comes with the kernels of shapes that are still to be met. What is printed is used_bytes.
   return free + used_ + gpu_overhead_bytes / 2;
 }
 
@@ -177,23 +190,22 @@ std::vector<std::pair<std::string, std::int64_t>> CudaDevice::attributes() const
 std::unique_ptr<DeviceRegion> CudaDevice::allocate(std::size_t bytes) {
   std::size_t before = used_;
   do {
-    if (bytes > memory_limit_ - std::min(memory_limit_, before + gpu_overhead_bytes)) {
+    if (bytes > beyond_overhead(memory_limit_, before)) {
+      // A limit is never more than what was free: raising it helps only as far as there is more.
+      const bool can_be_raised = bytes <= beyond_overhead(attainable_memory(), before);
       throw ResourceError(fmt::format(
-          "device memory: {} wanted after {} in use and {} for context and libraries, limit {}; raise "
-          "device_memory_limit or lower chunk_tokens, cutoff_len or weight_slots",
-          format_bytes(bytes), format_bytes(before), format_bytes(gpu_overhead_bytes), format_bytes(memory_limit_)));
+          "device memory: {} wanted after {} in use and {} for context and libraries, limit {}; {}lower "
+          "chunk_tokens, cutoff_len or weight_slots",
+          format_bytes(bytes), format_bytes(before), format_bytes(gpu_overhead_bytes),
+          format_bytes(memory_limit_), can_be_raised ? "raise device_memory_limit or " : free_text() + "; "));
     }
   } while (!used_.compare_exchange_weak(before, before + bytes));
   try {
     return std::make_unique<CudaRegion>(bytes, used_);
   } catch (const CudaError& error) {
     used_ -= bytes;
-    std::size_t free = 0, total = 0;
-    LAYERSTREAM_CUDA(cudaMemGetInfo(&free, &total));
-    throw ResourceError(
-        fmt::format("{} of device memory wanted, {} of {} free: {}; another process may hold the rest "
-                    "(nvidia-smi shows it), or set device_memory_limit",
-                    format_bytes(bytes), format_bytes(free), format_bytes(total), error.what()));
+    throw ResourceError(fmt::format("{} of device memory wanted: {}; {}; set device_memory_limit to less",
+                                    format_bytes(bytes), error.what(), free_text()));
   }
 }
 

@@ -24,6 +24,7 @@ class CudaDevice final : public Device {
 
   std::string description() const override;
   std::size_t memory_limit() const override { return memory_limit_; }
+  std::size_t total_memory() const override { return properties_.totalGlobalMem; }
   std::size_t attainable_memory() const override;
   void set_memory_limit(std::size_t bytes) override { memory_limit_ = bytes; }
   std::unique_ptr<DeviceRegion> allocate(std::size_t bytes) override;

@@ -22,7 +22,15 @@ namespace {
 
 HostNode given(const NumaTopology& topology, int id) {
   HostNode result{.node = id, .required = true, .reason = "set by numa", .warnings = topology.warnings};
-  if (topology.nodes.empty()) return result;  // the system has the last word when memory is bound
+  if (topology.nodes.empty()) {  // the system has the last word when memory is bound
+    if (topology.complete) {
+      result.warnings.push_back(fmt::format(
+          "numa: {}: this system lists no memory nodes (its kernel may be built without NUMA), so that binding "
+          "to one may be refused; set numa: auto",
+          id));
+    }
+    return result;
+  }
   const NumaNode* const node = topology.find(id);
   if (node == nullptr) refuse(topology, id, "there is no such node");
   if (!topology.complete) return result;
@@ -47,7 +55,7 @@ const NumaNode* nearest_host(const NumaTopology& topology, const NumaNode& from)
   return nearest;
 }
 
-HostNode automatic(const NumaTopology& topology, std::optional<int> link_node) {
+HostNode automatic(const NumaTopology& topology, const DeviceCapabilities& device) {
   HostNode result{.warnings = topology.warnings};
   const auto none = [&](std::string reason) {
     result.reason = std::move(reason);
@@ -57,15 +65,23 @@ HostNode automatic(const NumaTopology& topology, std::optional<int> link_node) {
     result.node = node;
     return none(std::move(reason));
   };
-  if (topology.nodes.empty()) return none("the machine's memory nodes are not known");
-  if (!topology.complete) return none("not all memory nodes are known");
+  if (!topology.complete) {
+    return none(topology.nodes.empty() ? "the machine's memory nodes are not known"
+                                       : "not all memory nodes are known");
+  }
+  if (topology.nodes.empty()) return none("the kernel lists no memory nodes: no choice to make");
   const auto num_hosts = std::ranges::count_if(topology.nodes, &NumaNode::is_host);
   if (num_hosts == 0) return none("no node has both CPUs and memory");
   if (num_hosts == 1) {
     if (topology.num_with_memory() == 1) return none("one node has all the memory: no choice to make");
-    return bind(std::ranges::find_if(topology.nodes, &NumaNode::is_host)->id,
-                "it alone has CPUs; other memory is a device's");
+    const int host = std::ranges::find_if(topology.nodes, &NumaNode::is_host)->id;
+    if (device.shares_host_page_tables) return bind(host, "it alone has CPUs; other memory is a device's");
+    return none(fmt::format(
+        "beside node {} there is memory without CPUs (CXL, HBM), which is not this device's; set numa: {} to keep "
+        "to that node's",
+        host, host));
   }
+  const std::optional<int> link_node = device.link_node();
   if (!link_node) return none("which node the device's link ends at is not known; set numa to choose one");
   const NumaNode* const link = topology.find(*link_node);
   if (link == nullptr) {
@@ -93,9 +109,9 @@ std::string HostNode::to_text() const {
 }
 
 HostNode choose_host_node(const NumaTopology& topology, const std::string& setting,
-                          std::optional<int> link_node) {
+                          const DeviceCapabilities& device) {
   if (setting == "off") return {.reason = "numa: off"};
-  if (setting == "auto") return automatic(topology, link_node);
+  if (setting == "auto") return automatic(topology, device);
   const std::optional<std::int64_t> number = parse_kernel_number(setting);
   if (!number || *number < 0 || *number > (1 << 20)) {
     throw ConfigError(fmt::format("numa: {}: expected auto, off, or a node's number", setting));

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/device.hpp"
 #include "backends/topology/numa_topology.hpp"
 
 namespace layerstream {
@@ -23,14 +24,16 @@ struct HostNode {
 /// The node for the setting `numa`:
 ///   "off"   none.
 ///   "auto"  the node at which the device's link ends, if host memory can lie there; else the nearest one
-///           with CPUs and memory. Where one node alone has CPUs it is taken if others have memory: on a
-///           coherent GPU pages would otherwise move into the device's own (its first touch, migration).
+///           with CPUs and memory. Where one node alone has CPUs and others have memory, it is taken if the
+///           device shares the host's page tables: pages would otherwise move into the device's own memory
+///           (its first touch, migration). Beside other devices such nodes are the host's (CXL, a
+///           processor's HBM), and the choice is the user's.
 ///           None where one node has all the memory, and where the machine is not understood.
 ///   a number: that node.
-/// @param link_node where the device's link ends, as the system or the driver says; it may be a GPU's own
-/// node. Throws ConfigError, naming the key numa and the nodes, for a number that is no node with CPUs and
-/// memory.
+/// @param device by its link_node(), which may be a GPU's own node, and by whose page tables it uses; nothing
+/// set if there is none. Throws ConfigError, naming the key numa and the nodes, for a number that is no node
+/// with CPUs and memory.
 HostNode choose_host_node(const NumaTopology& topology, const std::string& setting,
-                          std::optional<int> link_node);
+                          const DeviceCapabilities& device);
 
 }  // namespace layerstream

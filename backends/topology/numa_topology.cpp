@@ -77,12 +77,17 @@ std::string NumaTopology::to_text() const {
                         node.has_memory() ? format_bytes(node.memory_bytes) : "no memory");
   }
   if (empty > 0) text += fmt::format("{}{} without CPUs or memory", text.empty() ? "" : "; ", empty);
-  return text.empty() ? "no memory nodes known" : text;
+  if (!text.empty()) return text;
+  return complete ? "one memory node (the kernel lists none)" : "no memory nodes known";
 }
 
 NumaTopology read_numa_topology(const SystemRoots& roots) {
   NumaTopology topology;
   const fs::path folder = roots.sys / "devices/system/node";
+  if (std::error_code unreadable; !fs::exists(folder, unreadable) && !unreadable) {
+    topology.complete = true;
+    return topology;
+  }
   const std::optional<std::string> list = read_kernel_file(folder / "online");
   const std::optional<std::vector<int>> online = parse_cpu_list(list.value_or(""));
   if (!online) {

@@ -25,20 +25,24 @@ struct NumaNode {
 
 /// The memory nodes of a machine.
 struct NumaTopology {
-  std::vector<NumaNode> nodes = {};  ///< ascending ids
+  /// Ascending ids. None, and complete: the kernel lists none (it is built without NUMA), which is one node.
+  std::vector<NumaNode> nodes = {};
   /// CPUs and memory of every node that is online are known; only then is a choice among them safe.
   bool complete = false;
-  std::vector<std::string> warnings = {};  ///< files that are missing or malformed, and what follows
+  /// Files that are malformed, or missing where others are there, and what follows.
+  std::vector<std::string> warnings = {};
 
   /// Null if there is no such node.
   const NumaNode* find(int id) const;
   /// Nodes with memory, with or without CPUs.
   int num_with_memory() const;
-  /// "node 0: CPUs 0-71, 480 GiB; node 1: no CPUs, 95.0 GiB"; nodes with neither are counted.
+  /// "node 0: CPUs 0-71, 480 GiB; node 1: no CPUs, 95.0 GiB"; nodes with neither are counted. "one memory
+  /// node (the kernel lists none)".
   std::string to_text() const;
 };
 
-/// Reads devices/system/node below roots.sys. Never throws: what is missing or malformed is a warning.
+/// Reads devices/system/node below roots.sys. Never throws: what is missing or malformed there is a
+/// warning; the whole folder is missing where the kernel is built without NUMA.
 NumaTopology read_numa_topology(const SystemRoots& roots = {});
 
 }  // namespace layerstream

@@ -65,10 +65,11 @@ PageResidency sample_residency(const void* data, std::size_t bytes, std::size_t 
   std::vector<int> status(pages.size(), -ENOENT);
   const int refused = query ? query(pages, status) : move_no_pages(pages, status);
   if (refused != 0) {
-    residency.unavailable = fmt::format(
-        "where pages lie cannot be asked (move_pages: {}{})", std::strerror(refused),
-        refused == EPERM || refused == ENOSYS ? "; containers often forbid it, --cap-add SYS_NICE lets it"
-                                              : "");
+    residency.unavailable =
+        fmt::format("where pages lie cannot be asked (move_pages: {}{})", std::strerror(refused),
+                    refused == EPERM || refused == ENOSYS
+                        ? "; containers often forbid it, --security-opt seccomp=unconfined lets it"
+                        : "");
     return residency;
   }
   residency.sampled = pages.size();

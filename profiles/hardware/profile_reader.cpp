@@ -250,7 +250,8 @@ HardwareProfile parse_hardware_profile(std::string_view yaml, std::string_view s
 
 HardwareProfile load_hardware_profile(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file || std::filesystem::is_directory(path)) {
+  std::error_code ignored;
+  if (!file || std::filesystem::is_directory(path, ignored)) {
     throw ConfigError(fmt::format(
         "{}: cannot be read; give the path of a hardware profile: one of profiles/hardware/, or what "
         "`layerstream calibrate` wrote",

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <system_error>
 
 #include "core/error.hpp"
 #include "profiles/hardware/profile_texts.hpp"
@@ -53,11 +54,13 @@ std::optional<HardwareProfile> shipped_profile_for(std::string_view device_descr
 
 HardwareProfile find_hardware_profile(const std::string& name_or_path) {
   if (std::optional<HardwareProfile> shipped = shipped_profile(name_or_path)) return *std::move(shipped);
-  if (std::filesystem::exists(name_or_path)) return load_hardware_profile(name_or_path);
+  std::error_code problem;
+  if (std::filesystem::exists(name_or_path, problem)) return load_hardware_profile(name_or_path);
   throw ConfigError(fmt::format(
-      "hardware_profile: {} is no file and no shipped profile; those are {}. `layerstream calibrate` measures "
+      "hardware_profile: {} is no file{} and no shipped profile; those are {}. `layerstream calibrate` measures "
       "one of this machine",
-      name_or_path, fmt::join(shipped_profile_names(), ", ")));
+      name_or_path, problem ? fmt::format(" that can be looked for ({})", problem.message()) : "",
+      fmt::join(shipped_profile_names(), ", ")));
 }
 
 }  // namespace layerstream

@@ -78,7 +78,7 @@ void examine(const DoctorOptions& options) {
   Device* const device = examined.device.get();
   const NumaTopology topology = read_numa_topology();
   const HostNode node = choose_host_node(
-      topology, options.numa, device == nullptr ? std::nullopt : device->capabilities().link_node());
+      topology, options.numa, device == nullptr ? DeviceCapabilities{} : device->capabilities());
   WorkerPool pool(std::max(1, probe_cpus().usable()));
   const bool simulated = device == nullptr || device->uses_host_memory();
   const std::size_t bytes =

@@ -81,7 +81,7 @@ struct RunConfig {
   std::optional<std::int64_t> device_update_blocks;  ///< thread blocks of an update in place
   std::optional<bool> promotes_by_kernel;            ///< key `weight_promotion: copy_engine | kernel`
   PinMemory pin_memory = PinMemory::automatic;
-  std::string numa = "auto";           ///< host node of the buffers: auto (the device's), off, or a number
+  std::string numa = "auto";           ///< host node: auto (the CPUs' node nearest the device), off, a number
   std::int64_t optimizer_threads = 0;  ///< 0: what the affinity mask leaves
   std::int64_t chunk_tokens = 8192;    ///< tokens that go through a block at once
   std::int64_t loss_tile_tokens = 2048;

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "core/error.hpp"
+#include "core/start_threads.hpp"
 
 namespace layerstream {
 
@@ -25,6 +26,14 @@ struct WorkerPool::State {
   int running = 0;
   bool stopping = false;
   std::exception_ptr failure;
+
+  void stop() {
+    {
+      const std::lock_guard lock(mutex);
+      stopping = true;
+    }
+    work_ready.notify_all();
+  }
 
   void drain() {
     for (std::int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) {
@@ -54,23 +63,21 @@ struct WorkerPool::State {
 
 WorkerPool::WorkerPool(int num_threads, std::vector<int> cpus) : state_(std::make_unique<State>()) {
   LAYERSTREAM_EXPECT(num_threads >= 1, "a pool of {} threads", num_threads);
-  for (int i = 1; i < num_threads; ++i) {
-    state_->threads.emplace_back([state = state_.get()] { state->work(); });
-    if (cpus.empty()) continue;
+  State* const state = state_.get();
+  const std::vector<std::function<void()>> workers(static_cast<std::size_t>(num_threads - 1),
+                                                   [state] { state->work(); });
+  state->threads = start_threads(workers, [state] { state->stop(); });
+  for (std::size_t i = 0; i < state->threads.size() && !cpus.empty(); ++i) {
     cpu_set_t set;
     CPU_ZERO(&set);
-    CPU_SET(cpus[static_cast<std::size_t>(i) % cpus.size()], &set);
+    CPU_SET(cpus[(i + 1) % cpus.size()], &set);
     // Pinning is a matter of speed alone: a refused mask leaves the thread where the system puts it.
-    (void)pthread_setaffinity_np(state_->threads.back().native_handle(), sizeof(set), &set);
+    (void)pthread_setaffinity_np(state->threads[i].native_handle(), sizeof(set), &set);
   }
 }
 
 WorkerPool::~WorkerPool() {
-  {
-    const std::lock_guard lock(state_->mutex);
-    state_->stopping = true;
-  }
-  state_->work_ready.notify_all();
+  state_->stop();
   for (std::thread& thread : state_->threads) thread.join();
 }
 

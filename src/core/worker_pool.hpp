@@ -13,6 +13,7 @@ class WorkerPool {
  public:
   /// @param num_threads at least 1; the calling thread counts as one of them.
   /// @param cpus CPUs to pin the workers to, in order; empty leaves them unpinned.
+  /// Throws ResourceError if the system refuses a thread.
   explicit WorkerPool(int num_threads, std::vector<int> cpus = {});
   ~WorkerPool();
   WorkerPool(const WorkerPool&) = delete;

@@ -18,8 +18,10 @@ Finding examine(const Check& check, const Patient& patient) {
   try {
     return check.run(patient);
   } catch (const std::exception& error) {
-    return {
-        .verdict = Verdict::fail, .found = fmt::format("stopped: {}", error.what()), .expected = "an answer"};
+    return {.verdict = Verdict::fail,
+            .found = fmt::format("stopped: {}", error.what()),
+            .expected = "an answer",
+            .remedy = "what the message says; where that does not help, report it with --output"};
   }
 }
 

@@ -9,12 +9,12 @@
 
 #include "backends/host_region.hpp"
 #include "backends/measure_rates.hpp"
-#include "backends/topology/page_residency.hpp"
 #include "backends/topology/pci_link.hpp"
 #include "core/error.hpp"
 #include "core/ledger.hpp"
 #include "doctor/checks.hpp"
 #include "doctor/memory_pair.hpp"
+#include "doctor/residency.hpp"
 #include "doctor/scratch_file.hpp"
 #include "io/file_source.hpp"
 
@@ -135,34 +135,14 @@ Finding residency(const Patient& patient) {
   constexpr int copies = 4;
   for (int i = 0; i < copies; ++i) to_device(patient, pair);
   patient.device->synchronize();
-  const PageResidency after = sample_residency(host.data(), host.bytes());
-  const std::optional<int> node = patient.host_node.node;
-  if (!before.known() || !after.known()) {
-    return {.verdict = node ? Verdict::warn : Verdict::not_applicable,
-            .found = before.known() ? after.to_text() : before.to_text(),
-            .expected = "an answer",
-            .remedy = node ? "runs cannot verify where their memory lies" : ""};
-  }
-  Finding finding{.found = fmt::format("{}; after {} copies to the device: {}", before.to_text(), copies,
-                                       after.to_text())};
-  if (!host.binding_shortfall().empty()) {
-    finding.verdict = Verdict::warn;
-    finding.remedy = host.binding_shortfall();
-    return finding;
-  }
-  if (!node) return finding;
-  constexpr double tolerated = 0.01;
-  finding.expected = fmt::format("all on node {}, before and after", *node);
-  if (before.share_elsewhere(*node) > tolerated) {
-    finding.verdict = Verdict::fail;
-    finding.remedy = "memory policy is not followed: report this kernel and driver with --output";
-  } else if (after.share_elsewhere(*node) > tolerated) {
-    finding.verdict = Verdict::fail;
-    finding.remedy =
-        "pages move although they are bound (access counters or NUMA balancing): sysctl kernel.numa_balancing=0, "
-        "a newer driver; report it with --output";
-  }
-  return finding;
+  return judge_residency(
+      {.before = before,
+       .after = sample_residency(host.data(), host.bytes()),
+       .use = fmt::format("{} copies to the device", copies),
+       .node = patient.host_node.node,
+       .shortfall = host.binding_shortfall(),
+       .remedy_for_moved = "pages move although they are bound (access counters or NUMA balancing): sysctl "
+                           "kernel.numa_balancing=0, a newer driver; report it with --output"});
 }
 
 Finding file_cache(const Patient& patient) {

@@ -27,7 +27,8 @@ Finding memory_nodes(const Patient& patient) {
   Finding finding{.verdict = warn_if(!chosen.warnings.empty() || !patient.topology.complete),
                   .found = fmt::format("{}; host buffers: {}", patient.topology.to_text(), chosen.to_text()),
                   .expected = "host buffers on the CPUs' node at which the device's link ends"};
-  std::vector<std::string> remedies = chosen.warnings;
+  // With numa: off the choice has no warnings of its own.
+  std::vector<std::string> remedies = chosen.warnings.empty() ? patient.topology.warnings : chosen.warnings;
   if (!chosen.node && hosts > 1 && patient.has_gpu()) {
     finding.verdict = Verdict::warn;
     remedies.push_back("set numa to the node nearest to the device (nvidia-smi topo -m: NUMA Affinity)");

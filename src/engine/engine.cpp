@@ -77,8 +77,15 @@ BackendDecision backend_decision(const RunConfig& config, const Device& device) 
 }
 
 std::unique_ptr<MemoryBackend> make_backend(const RunConfig& config, Device& device) {
+  const bool by_kernel = config.promotes_by_kernel.value_or(false);
   switch (backend_decision(config, device).backend) {
     case BackendChoice::explicit_copies:
+      if (by_kernel || config.updates_in_place.value_or(false)) {
+        throw ConfigError(fmt::format(
+            "{}: the explicit backend's kernels do not reach host memory; leave it out, or use backend: "
+            "coherent (with allow_emulation: true where the device does not share the host's page tables)",
+            by_kernel ? "weight_promotion: kernel" : "device_update: in_place"));
+      }
       return std::make_unique<ExplicitBackend>(device.link());
     case BackendChoice::coherent:
       if (config.pin_memory == PinMemory::off && reads_unshared_host_memory(config, device)) {
@@ -86,7 +93,8 @@ std::unique_ptr<MemoryBackend> make_backend(const RunConfig& config, Device& dev
             "pin_memory: off: the emulated coherent backend's kernels read host memory, which must be pinned for them; "
             "use auto or required, or backend: explicit");
       }
-      return std::make_unique<CoherentBackend>(device.link());
+      return std::make_unique<CoherentBackend>(device.link(),
+                                               by_kernel ? device.kernel_link() : device.link());
     case BackendChoice::automatic:
       break;
   }
@@ -94,7 +102,7 @@ std::unique_ptr<MemoryBackend> make_backend(const RunConfig& config, Device& dev
 }
 
 HostNode host_node(const RunConfig& config, const Device& device) {
-  return choose_host_node(read_numa_topology(), config.numa, device.capabilities().link_node());
+  return choose_host_node(read_numa_topology(), config.numa, device.capabilities());
 }
 
 int optimizer_threads(const RunConfig& config) {
@@ -131,7 +139,8 @@ Engine::Engine(const ModelSpec& spec, const RunConfig& config, EngineMode mode, 
                        "a state of {} B in {} B of memory that are said to hold it", state_bytes,
                        host_region_->bytes());
     // A simulated device takes its memory from what this gives back.
-    if (host_bytes < host_region_->bytes()) host_region_->resize(host_bytes, host_options);
+    if (device.uses_host_memory() && host_bytes < host_region_->bytes())
+      host_region_->resize(host_bytes, host_options);
   }
   // Device memory first: what is refused costs no minute of touching host memory.
   device_region_ = device.allocate(padded(planned.total(Space::device) - device.overhead_bytes()));
@@ -193,7 +202,8 @@ Engine::Engine(const ModelSpec& spec, const RunConfig& config, EngineMode mode, 
                                                            .optimizer = optimizer_,
                                                            .libraries = libraries_},
                                          diagnostics.poison);
-  if (mode == EngineMode::train && diagnostics.rehearse && !device.uses_host_memory()) rehearse(memory.progress);
+  if (mode == EngineMode::train && diagnostics.rehearse && !device.uses_host_memory())
+    rehearse(memory.progress);
 }
 
 Engine::~Engine() = default;

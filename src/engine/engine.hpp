@@ -73,9 +73,9 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// Brings the state to the host and takes the engine apart. What is returned begins with the state, laid out as
-  /// ParameterStore does; all else that the engine held is free. @pre no update is pending, and resident state is on
-  /// the host: apply_pending
+  /// Takes the engine apart. What is returned begins with the state, laid out as ParameterStore does; all else
+  /// that the engine held is free. @pre the host has the state, as after apply_pending. Throws ContractError if
+  /// it has not.
   static std::shared_ptr<HostRegion> release_state(std::unique_ptr<Engine> engine);
 
   /// Forward, backward and update over all rows. With deferred updates the parameters move when they are
@@ -131,7 +131,8 @@ class Engine {
  private:
   void run(Schedule schedule);
   /// A step that leaves nothing behind, on a device whose kernels gain from being tried out: plans are made,
-  /// and matrix products find the fastest algorithm. @pre nothing is loaded yet
+  /// and matrix products find the fastest algorithm. Touches no host state; resident copies are loaded again
+  /// after it.
   void rehearse(const EngineProgress& progress);
   void expect_intact() const;
   void poison_buffers();

@@ -8,6 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/start_threads.hpp"
+
 namespace layerstream {
 namespace {
 
@@ -55,6 +57,14 @@ struct Executor::State {
   int busy_lanes = 0;
   bool stopping = false;
   std::exception_ptr failure;
+
+  void stop() {
+    {
+      const std::lock_guard lock(mutex);
+      stopping = true;
+    }
+    changed.notify_all();
+  }
 
   /// Keeps the first error, with the operation's place, and wakes all lanes.
   void fail(int index, const char* message, int code) {
@@ -131,18 +141,16 @@ struct Executor::State {
 };
 
 Executor::Executor(Device& device) : state_(std::make_unique<State>(device)) {
+  State* const state = state_.get();
+  std::vector<std::function<void()>> lanes;
   for (const Lane lane : all_lanes) {
-    if (lane == Lane::compute) continue;
-    state_->threads.emplace_back([state = state_.get(), lane] { state->lane_thread(lane); });
+    if (lane != Lane::compute) lanes.emplace_back([state, lane] { state->lane_thread(lane); });
   }
+  state->threads = start_threads(lanes, [state] { state->stop(); });
 }
 
 Executor::~Executor() {
-  {
-    const std::lock_guard lock(state_->mutex);
-    state_->stopping = true;
-  }
-  state_->changed.notify_all();
+  state_->stop();
   for (std::thread& thread : state_->threads) thread.join();
 }
 

@@ -56,7 +56,7 @@ class ObserverList final : public ExecutionObserver {
 /// with their threads.
 class Executor {
  public:
-  /// @param device outlives the executor.
+  /// @param device outlives the executor. Throws ResourceError if the system refuses a thread.
   explicit Executor(Device& device);
   ~Executor();
   Executor(const Executor&) = delete;

@@ -6,6 +6,9 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <set>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/config_schema.hpp"
@@ -60,27 +63,41 @@ class Search {
     std::ranges::sort(starts);
     if (!std::isfinite(starts.front().first)) refuse();
     std::pair<double, Choice> best = starts.front();
+    // From the best few, and from the best of each kind: no single change leads from one kind to another for
+    // the better.
     constexpr std::size_t most_descents = 3;
-    for (std::size_t start = 0; start < std::min(most_descents, starts.size()); ++start) {
+    std::set<std::tuple<bool, bool, ActivationPolicy>> kinds;
+    for (std::size_t start = 0; start < starts.size(); ++start) {
+      const Choice& choice = starts[start].second;
+      const bool is_best_of_its_kind =
+          kinds.emplace(choice.updates_in_place, choice.activations_on_host, choice.activation_policy).second;
+      if (start >= most_descents && !is_best_of_its_kind) continue;
       if (std::isfinite(starts[start].first)) best = std::min(best, descend(starts[start]));
     }
     return plan_of(best.second);
   }
 
  private:
+  /// Over a link that is not coherent it loses against copies (benches/results/2026-11-30-coherent-h200.md).
+  bool may_update_in_place() const {
+    return backend_->kernels_reach_host() && machine_.profile.link.coherent;
+  }
   int num_layers() const { return static_cast<int>(spec_.num_hidden_layers); }
 
   std::vector<Choice> starting_points() const {
+    using enum ActivationPolicy;
+    const std::array<std::pair<ActivationPolicy, std::int64_t>, 4> kept{
+        {{all, 0}, {all, num_layers() / 2}, {all, num_layers()}, {input_attention, num_layers() / 2}}};
     std::vector<Choice> points;
     for (const LoopOrder order : {LoopOrder::layer_major, LoopOrder::micro_batch_major}) {
       for (const bool on_host : {true, false}) {
-        for (const std::int64_t blocks : {0, num_layers() / 2, num_layers()}) {
+        for (const auto& [policy, blocks] : kept) {
           for (const bool gradients_on_host : {true, false}) {
             for (const bool in_place : {false, true}) {
-              if (in_place && !backend_->kernels_reach_host()) continue;
+              if (in_place && !may_update_in_place()) continue;
               points.push_back({.weight_slots = 2,
                                 .loop_order = order,
-                                .activation_policy = ActivationPolicy::all,
+                                .activation_policy = policy,
                                 .activation_blocks = blocks,
                                 .activations_on_host = on_host,
                                 .share_percent = 50,
@@ -101,7 +118,7 @@ class Search {
   std::vector<Choice> smallest() const {
     std::vector<Choice> all;
     for (const bool activations_on_host : {true, false}) {
-      for (int share = 0; share <= 100; share += 10) {
+      for (int share = 0; share <= 100; share += 5) {
         const Choice choice = obeying({.weight_slots = 1,
                                        .loop_order = LoopOrder::layer_major,
                                        .activation_policy = ActivationPolicy::all,
@@ -240,7 +257,7 @@ class Search {
     }
     for (const std::int64_t slots : {1, 2, 3}) add([&](Choice& c) { c.weight_slots = slots; });
     add([](Choice& c) { c.gradients_on_host = !c.gradients_on_host; });
-    if (backend_->kernels_reach_host()) add([](Choice& c) { c.updates_in_place = !c.updates_in_place; });
+    if (may_update_in_place()) add([](Choice& c) { c.updates_in_place = !c.updates_in_place; });
     add([](Choice& c) { c.activations_on_host = !c.activations_on_host; });
     add([](Choice& c) {
       c.loop_order =
@@ -333,7 +350,7 @@ std::optional<HardwareProfile> profile_of_run(const RunConfig& config, const Dev
   // What the machine has says which it is, not what this run may use of it.
   RunConfig unlimited = config;
   unlimited.host_memory_limit.reset();
-  return shipped_profile_for(device.description(), static_cast<double>(device.memory_limit()),
+  return shipped_profile_for(device.description(), static_cast<double>(device.total_memory()),
                              static_cast<double>(host_budget(unlimited).bytes));
 }
 

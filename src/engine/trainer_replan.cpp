@@ -35,7 +35,7 @@ void Trainer::await_requests() {
 void Trainer::settle(ReplanRequests::Outcome outcome) {
   try {
     requests_->settle(outcome);
-  } catch (const FileError& error) {
+  } catch (const std::exception& error) {
     log_.warning("{}", error.what());
   }
 }
@@ -77,7 +77,7 @@ void Trainer::carry_out(const std::string& request) {
     placed =
         placement_of(wanted.run, dataset_->bytes(),
                      held.total(Space::host) + (device_.uses_host_memory() ? held.total(Space::device) : 0));
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     return refuse(error.what());
   }
   if (places_alike(placed, placed_)) {
@@ -127,20 +127,24 @@ std::string Trainer::move_to(const RunConfig& placed, std::size_t former_limit) 
 }
 
 void Trainer::end_without_engine(std::string_view why) {
-  const RunConfig& run = config_.run;
-  settle(ReplanRequests::Outcome::refused);
   std::string kept;
-  std::string problem;
-  if (const auto newest = io::newest_complete(run.output_dir)) kept = newest->path.string();
+  std::string problems;
   try {
     // Of a run without a step there is nothing to keep.
     if (state_.global_step > first_step_) kept = save().string();
-  } catch (const Error& error) {
-    problem = fmt::format("; {}", error.what());
+  } catch (const std::exception& error) {
+    problems = fmt::format("; saving: {}", error.what());
   }
+  try {
+    const auto newest = kept.empty() ? io::newest_complete(config_.run.output_dir) : std::nullopt;
+    if (newest) kept = newest->path.string();
+  } catch (const std::exception& error) {
+    problems += fmt::format("; looking for checkpoints: {}", error.what());
+  }
+  settle(ReplanRequests::Outcome::refused);
   throw Error(fmt::format(
-      "re-plan after step {} failed: {}{}; {}", state_.global_step, why, problem,
-      kept.empty() ? "there is no checkpoint"
+      "re-plan after step {} failed: {}{}; {}", state_.global_step, why, problems,
+      kept.empty() ? "no checkpoint is known"
                    : kept + " is the newest checkpoint: resume_from_checkpoint: auto goes on from it"));
 }
 

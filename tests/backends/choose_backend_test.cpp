@@ -62,7 +62,8 @@ class OccupiedGpu final : public ForwardingDevice {
   OccupiedGpu(std::size_t free, std::size_t used, DeviceCapabilities capabilities)
       : ForwardingDevice(free), free_(free), used_(used), capabilities_(std::move(capabilities)) {}
   bool uses_host_memory() const override { return false; }
-  std::size_t attainable_memory() const override { return free_; }
+  std::size_t total_memory() const override { return free_ + used_; }
+  std::size_t attainable_memory() const override { return free_ + 7; }  // for plans: more than is free
   std::size_t used_bytes() const override { return used_; }
   DeviceCapabilities capabilities() const override { return capabilities_; }
 

@@ -29,6 +29,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr std::size_t mebibyte = std::size_t{1} << 20;
 constexpr std::size_t page = 4096;
@@ -88,7 +89,7 @@ TEST_F(CudaDeviceTest, GivesExactlyItsLimitLessTheOverheadAndRefusesMoreNamingNe
         AllOf(HasSubstr(format_bytes(limit) + " wanted"), HasSubstr(format_bytes(limit / 4) + " in use"),
               HasSubstr(format_bytes(gpu_overhead_bytes) + " for context"),
               HasSubstr("limit " + format_bytes(gpu_overhead_bytes + limit)),
-              HasSubstr("device_memory_limit")));
+              HasSubstr("raise device_memory_limit")));
     const auto rest = device_.allocate(limit - limit / 4);
     EXPECT_THROW(device_.allocate(1), ResourceError);
   }
@@ -100,7 +101,13 @@ TEST(CudaDeviceLimit, MoreThanTheGpuHasIsRefusedWithWhatIsFree) {
   const std::size_t more = std::size_t{1} << 42;
   CudaDevice device(2 * more);
   EXPECT_THAT(message_of<ResourceError>([&] { device.allocate(more); }),
-              AllOf(HasSubstr(format_bytes(more)), HasSubstr(" free"), HasSubstr("nvidia-smi")));
+              AllOf(HasSubstr(format_bytes(more)), HasSubstr(" free"), HasSubstr("nvidia-smi"),
+                    Not(HasSubstr("raise device_memory_limit"))));
+  device.set_memory_limit(2 * more);
+  EXPECT_THAT(message_of<ResourceError>([&] { device.allocate(more); }),
+              AllOf(HasSubstr(format_bytes(more)), HasSubstr(" free"), HasSubstr("nvidia-smi"),
+                    HasSubstr("set device_memory_limit to less")))
+      << "where the driver refuses";
   EXPECT_NO_THROW(device.allocate(mebibyte)) << "a refusal leaves no error behind and takes nothing";
 }
 

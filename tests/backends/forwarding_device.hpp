@@ -16,6 +16,7 @@ class ForwardingDevice : public Device {
 
   std::string description() const override { return device_->description(); }
   std::size_t memory_limit() const override { return device_->memory_limit(); }
+  std::size_t total_memory() const override { return device_->total_memory(); }
   std::size_t attainable_memory() const override { return device_->attainable_memory(); }
   void set_memory_limit(std::size_t bytes) override { device_->set_memory_limit(bytes); }
   std::unique_ptr<DeviceRegion> allocate(std::size_t bytes) override { return device_->allocate(bytes); }

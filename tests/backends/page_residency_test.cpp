@@ -69,7 +69,7 @@ TEST(PageResidency, ARefusedCallIsSaidWithWhatLetsIt) {
       sample_residency(nullptr, 4096, 10, [](std::span<void*>, std::span<int>) { return EPERM; });
   EXPECT_FALSE(residency.known());
   EXPECT_EQ(residency.share_elsewhere(0), 0.0);
-  EXPECT_THAT(residency.to_text(), AllOf(HasSubstr("move_pages"), HasSubstr("SYS_NICE")));
+  EXPECT_THAT(residency.to_text(), AllOf(HasSubstr("move_pages"), HasSubstr("seccomp=unconfined")));
 }
 
 TEST(PageResidency, OfNothingIsNothing) {

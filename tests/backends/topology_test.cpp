@@ -26,9 +26,15 @@ NumaTopology topology_of(const std::string& machine) {
   return read_numa_topology(RecordedSystem(machine).roots());
 }
 
+/// A device on PCIe, or one that shares the host's page tables.
+DeviceCapabilities device_at(std::optional<int> link_node, bool shares_page_tables = false) {
+  return {.shares_host_page_tables = shares_page_tables, .numa_node = link_node};
+}
+
 HostNode chosen(const std::string& machine, std::optional<int> link_node,
                 const std::string& setting = "auto") {
-  return choose_host_node(topology_of(machine), setting, link_node);
+  const bool shares_page_tables = !machine.starts_with("x86");
+  return choose_host_node(topology_of(machine), setting, device_at(link_node, shares_page_tables));
 }
 
 std::string refusal(const std::string& machine, const std::string& setting) {
@@ -71,11 +77,23 @@ TEST(NumaTopology, NodeNumbersMayHaveGapsAndDistancesFollowTheNodesThatAreOnline
   EXPECT_EQ(topology.find(1), nullptr);
 }
 
-TEST(NumaTopology, AMachineWithoutTheFolderIsUnknownAndSaysSo) {
-  const NumaTopology topology = read_numa_topology(FakeSystem().roots());
+TEST(NumaTopology, AKernelWithoutTheFolderHasOneNodeAndNothingToWarnOf) {
+  const FakeSystem system;
+  const NumaTopology topology = read_numa_topology(system.roots());
+  EXPECT_TRUE(topology.complete);
+  EXPECT_THAT(topology.nodes, IsEmpty());
+  EXPECT_THAT(topology.warnings, IsEmpty());
+  EXPECT_THAT(topology.to_text(), HasSubstr("one memory node"));
+}
+
+TEST(NumaTopology, AFolderWithoutItsListOfNodesIsUnknownAndSaysSo) {
+  FakeSystem system;
+  system.write("/sys/devices/system/node/node0/cpulist", "0");
+  const NumaTopology topology = read_numa_topology(system.roots());
   EXPECT_FALSE(topology.complete);
   EXPECT_THAT(topology.nodes, IsEmpty());
   EXPECT_THAT(topology.warnings, ElementsAre(HasSubstr("node/online cannot be read")));
+  EXPECT_EQ(topology.to_text(), "no memory nodes known");
 }
 
 TEST(NumaTopology, WhatIsMissingOrMalformedIsNamedAndMakesItIncomplete) {
@@ -164,9 +182,39 @@ TEST(HostNode, NoneOnAMachineThatIsNotUnderstood) {
     EXPECT_THAT(node.reason, HasSubstr("not all memory nodes are known"));
     EXPECT_THAT(node.warnings, Not(IsEmpty()));
   }
-  const HostNode unknown = choose_host_node(read_numa_topology(FakeSystem().roots()), "auto", 0);
+  FakeSystem system;
+  system.write("/sys/devices/system/node/online", "zero");
+  const HostNode unknown = choose_host_node(read_numa_topology(system.roots()), "auto", device_at(0));
   EXPECT_EQ(unknown.node, std::nullopt);
+  EXPECT_THAT(unknown.reason, HasSubstr("not known"));
   EXPECT_THAT(unknown.warnings, SizeIs(1));
+}
+
+TEST(HostNode, AKernelThatListsNoNodesLeavesNoChoiceToMake) {
+  const FakeSystem system;
+  const HostNode node = choose_host_node(read_numa_topology(system.roots()), "auto", device_at(0));
+  EXPECT_EQ(node.node, std::nullopt);
+  EXPECT_THAT(node.reason, HasSubstr("no choice"));
+  EXPECT_THAT(node.warnings, IsEmpty());
+}
+
+/// One socket whose second node is memory without CPUs: CXL, or a processor's HBM in flat mode.
+TEST(HostNode, MemoryWithoutCpusBesideADeviceOnPcieIsTheHostsOwnAndTheChoiceTheUsers) {
+  RecordedSystem system("x86-one-socket");
+  system.write("/sys/devices/system/node/online", "0-1");
+  system.write("/sys/devices/system/node/node0/distance", "10 14");
+  system.write("/sys/devices/system/node/node1/distance", "14 10");
+  system.write("/sys/devices/system/node/node1/cpulist", "");
+  system.write("/sys/devices/system/node/node1/meminfo", "Node 1 MemTotal: 67108864 kB");
+  const NumaTopology topology = read_numa_topology(system.roots());
+  EXPECT_THAT(topology.warnings, IsEmpty());
+  for (const std::optional<int> link : {std::optional<int>(), std::optional<int>(0)}) {
+    const HostNode open = choose_host_node(topology, "auto", device_at(link));
+    EXPECT_EQ(open.node, std::nullopt);
+    EXPECT_THAT(open.reason, AllOf(HasSubstr("CXL"), HasSubstr("set numa: 0")));
+    EXPECT_EQ(choose_host_node(topology, "auto", device_at(link, true)).node, 0) << "it may be the device's";
+  }
+  EXPECT_EQ(choose_host_node(topology, "0", device_at({})).node, 0);
 }
 
 TEST(HostNode, NoneWhereTheNearestIsSoughtAndDistancesAreMissing) {
@@ -174,17 +222,18 @@ TEST(HostNode, NoneWhereTheNearestIsSoughtAndDistancesAreMissing) {
   system.write("/sys/devices/system/node/node12/distance", "10 20");
   const NumaTopology topology = read_numa_topology(system.roots());
   EXPECT_TRUE(topology.complete) << "distances are not needed for every choice";
-  EXPECT_EQ(choose_host_node(topology, "auto", 12).node, std::nullopt);
-  EXPECT_THAT(choose_host_node(topology, "auto", 12).reason, HasSubstr("how far node 12"));
-  EXPECT_EQ(choose_host_node(topology, "auto", 20).node, 2);
+  EXPECT_EQ(choose_host_node(topology, "auto", device_at(12)).node, std::nullopt);
+  EXPECT_THAT(choose_host_node(topology, "auto", device_at(12)).reason, HasSubstr("how far node 12"));
+  EXPECT_EQ(choose_host_node(topology, "auto", device_at(20)).node, 2);
 }
 
 TEST(HostNode, ANodeWithCpusAndNoMemoryIsNoHost) {
   RecordedSystem system("x86-two-sockets");
   system.write("/sys/devices/system/node/node1/meminfo", "Node 1 MemTotal: 0 kB");
   const NumaTopology topology = read_numa_topology(system.roots());
-  EXPECT_EQ(choose_host_node(topology, "auto", 1).node, std::nullopt);
-  EXPECT_THAT(message_of<ConfigError>([&] { choose_host_node(topology, "1", 1); }), HasSubstr("no memory"));
+  EXPECT_EQ(choose_host_node(topology, "auto", device_at(1)).node, std::nullopt);
+  EXPECT_THAT(message_of<ConfigError>([&] { choose_host_node(topology, "1", device_at(1)); }),
+              HasSubstr("no memory"));
 }
 
 // --- off, a number ---
@@ -213,7 +262,14 @@ TEST(HostNode, ANumberThatIsNoNodeWithCpusIsRefusedNamingThoseThatAre) {
 
 TEST(HostNode, ANumberIsTakenOnTrustWhereTheMachineIsNotUnderstood) {
   EXPECT_EQ(chosen("broken-missing-cpulist", 0, "1").node, 1);
-  EXPECT_EQ(choose_host_node(read_numa_topology(FakeSystem().roots()), "1", {}).node, 1);
+}
+
+TEST(HostNode, ANumberWhereTheKernelListsNoNodesIsTakenWithAWarning) {
+  const FakeSystem system;
+  const HostNode node = choose_host_node(read_numa_topology(system.roots()), "1", {});
+  EXPECT_EQ(node.node, 1);
+  EXPECT_TRUE(node.required);
+  EXPECT_THAT(node.warnings, ElementsAre(HasSubstr("numa: 1")));
 }
 
 // --- recording ---

@@ -1,5 +1,6 @@
 #include "core/worker_pool.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,6 +12,8 @@
 #include <thread>
 
 #include "core/error.hpp"
+#include "tests/support/message_of.hpp"
+#include "tests/support/thread_limit.hpp"
 
 namespace layerstream {
 namespace {
@@ -81,6 +84,20 @@ TEST(WorkerPool, AllThreadsRunAtTheSameTime) {
 
 TEST(WorkerPool, RefusesToHaveNoThread) {
   EXPECT_THROW(WorkerPool(0), ContractError);
+}
+
+TEST(WorkerPool, WhereTheSystemRefusesAThreadNoneIsLeft) {
+  const test::ThreadLimit limit(3);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_THAT(
+        test::message_of<ResourceError>([] { WorkerPool(9); }),
+        ::testing::AllOf(::testing::HasSubstr("3 of 8 threads could be started"),
+                         ::testing::HasSubstr("lower optimizer_threads"), ::testing::HasSubstr("ulimit -u")));
+  }
+  WorkerPool pool(4);
+  std::atomic<int> calls = 0;
+  pool.parallel_for(20, [&](std::int64_t) { ++calls; });
+  EXPECT_EQ(calls, 20);
 }
 
 }  // namespace

@@ -8,6 +8,8 @@
 #include <set>
 #include <stdexcept>
 
+#include "backends/pinned_range.hpp"
+#include "doctor/residency.hpp"
 #include "doctor/scratch_file.hpp"
 #include "tests/backends/forwarding_device.hpp"
 #include "tests/backends/recorded_system.hpp"
@@ -34,7 +36,7 @@ class NamedGpu final : public ForwardingDevice {
         capabilities_(std::move(capabilities)) {}
   std::string description() const override { return name_; }
   bool uses_host_memory() const override { return false; }
-  std::size_t attainable_memory() const override { return 95 * mebibyte; }
+  std::size_t total_memory() const override { return 100 * mebibyte; }
   std::size_t used_bytes() const override { return 5 * mebibyte; }
   DeviceCapabilities capabilities() const override { return capabilities_; }
 
@@ -64,8 +66,8 @@ class DoctorTest : public ::testing::Test {
   Finding found(const std::string& name, Device* device, const test::FakeSystem& system,
                 std::optional<HostNode> node = {}) {
     const NumaTopology topology = read_numa_topology(system.roots());
-    const HostNode chosen = choose_host_node(
-        topology, "auto", device == nullptr ? std::nullopt : device->capabilities().link_node());
+    const HostNode chosen =
+        choose_host_node(topology, "auto", device == nullptr ? DeviceCapabilities{} : device->capabilities());
     const Patient patient{.device = device,
                           .pool = pool_,
                           .roots = system.roots(),
@@ -101,7 +103,7 @@ TEST_F(DoctorTest, OutcomesSayNameVerdictWhatWasFoundExpectedAndWhatToDo) {
       patient, [&](const Outcome& outcome) { told.push_back(outcome.name); });
   EXPECT_THAT(told, ElementsAre("a", "b", "c", "d"));
   EXPECT_EQ(outcomes[1].to_text(), "b: warn\n  found     2\n  expected  1\n  remedy    less\n");
-  EXPECT_THAT(outcomes[2].to_text(), AllOf(HasSubstr("c: FAIL"), HasSubstr("broken")));
+  EXPECT_THAT(outcomes[2].to_text(), AllOf(HasSubstr("c: FAIL"), HasSubstr("broken"), HasSubstr("remedy")));
   EXPECT_THAT(outcomes[3].to_text(), AllOf(HasSubstr("not applicable"), HasSubstr("no device")));
   EXPECT_EQ(summary(outcomes), "4 checks: 1 ok, 1 warn, 1 FAIL, 1 not applicable; FAIL: c; warn: b");
 }
@@ -211,7 +213,9 @@ TEST_F(DoctorTest, ANarrowLinkIsWarnedOfButNotOnAModuleWhoseDataGoElsewhere) {
 
 TEST_F(DoctorTest, DeviceMemoryIsJudgedByWhatIsFree) {
   NamedGpu gh200 = gh200_gpu();
-  EXPECT_EQ(found("device memory", &gh200, RecordedSystem("gh200")).verdict, Verdict::ok) << "95%";
+  const Finding finding = found("device memory", &gh200, RecordedSystem("gh200"));
+  EXPECT_EQ(finding.verdict, Verdict::ok);
+  EXPECT_THAT(finding.found, HasSubstr("95.00 MiB of 100.00 MiB free (95%)"));
 }
 
 // --- copies ---
@@ -247,8 +251,110 @@ TEST_F(DoctorTest, CopiesThatHoldTheirThreadAreWarnedOfOnASharedMemoryDevice) {
 TEST_F(DoctorTest, MemoryThatCannotBeBoundIsSaid) {
   ForwardingDevice device(64 * mebibyte);
   const HostNode absent{.node = 4711, .reason = "a test"};
-  const Finding finding = found("residency of host memory", &device, RecordedSystem("gh200"), absent);
+  for (const char* const check : {"residency of host memory", "residency of memory that kernels use"}) {
+    const Finding finding = found(check, &device, RecordedSystem("gh200"), absent);
+    EXPECT_EQ(finding.verdict, Verdict::warn) << check;
+    EXPECT_THAT(finding.remedy, HasSubstr("4711")) << check;
+  }
+}
+
+// --- residency ---
+
+PageResidency pages_on(int node, std::size_t elsewhere = 0) {
+  return {
+      .bytes = 4096 * 100, .sampled = 100, .pages_by_node = {{node, 100 - elsewhere}, {node + 1, elsewhere}}};
+}
+
+TEST(JudgeResidency, BoundPagesThatStayAreFine) {
+  const Finding finding =
+      judge_residency({.before = pages_on(0), .after = pages_on(0, 1), .use = "2 copies", .node = 0});
+  EXPECT_EQ(finding.verdict, Verdict::ok) << "1% is tolerated";
+  EXPECT_THAT(finding.found, HasSubstr("after 2 copies: "));
+  EXPECT_EQ(judge_residency({.before = pages_on(0), .after = pages_on(1), .use = "", .node = {}}).verdict,
+            Verdict::ok)
+      << "nothing is expected of memory that is not to be bound";
+}
+
+TEST(JudgeResidency, PagesThatMoveAndPagesThatNeverWereThereFailForDifferentReasons) {
+  const Finding moved = judge_residency({.before = pages_on(0),
+                                         .after = pages_on(0, 2),
+                                         .use = "",
+                                         .node = 0,
+                                         .remedy_for_moved = "hold them"});
+  EXPECT_EQ(moved.verdict, Verdict::fail);
+  EXPECT_EQ(moved.remedy, "hold them");
+  const Finding astray = judge_residency(
+      {.before = pages_on(1), .after = pages_on(1), .use = "", .node = 0, .remedy_for_moved = "hold them"});
+  EXPECT_EQ(astray.verdict, Verdict::fail);
+  EXPECT_THAT(astray.remedy, HasSubstr("memory policy"));
+}
+
+TEST(JudgeResidency, WhereBindingWasRefusedPagesMayLieAnywhere) {
+  const Finding finding = judge_residency(
+      {.before = pages_on(1), .after = pages_on(2), .use = "", .node = 0, .shortfall = "mbind refused"});
   EXPECT_EQ(finding.verdict, Verdict::warn);
+  EXPECT_THAT(finding.remedy, AllOf(HasSubstr("mbind refused"), HasSubstr("SYS_NICE")));
+}
+
+TEST(JudgeResidency, WherePagesCannotBeAskedForThatIsAWarningOnlyIfTheyWereToBeBound) {
+  const PageResidency unknown{.unavailable = "move_pages refused"};
+  const Finding finding = judge_residency({.before = unknown, .after = pages_on(1), .use = "", .node = 0});
+  EXPECT_EQ(finding.verdict, Verdict::warn);
+  EXPECT_EQ(finding.found, "move_pages refused");
+  EXPECT_THAT(finding.remedy, HasSubstr("seccomp"));
+  EXPECT_EQ(judge_residency({.before = pages_on(0), .after = unknown, .use = "", .node = {}}).verdict,
+            Verdict::not_applicable);
+}
+
+// --- kernels ---
+
+/// A card whose driver pins nothing, as under a small locked-memory limit.
+class UnpinnableGpu final : public ForwardingDevice {
+ public:
+  UnpinnableGpu() : ForwardingDevice(64 * mebibyte) {}
+  bool uses_host_memory() const override { return false; }
+  std::unique_ptr<HostPin> pin(void* data, std::size_t bytes, bool required,
+                               const std::function<void(std::size_t, std::size_t)>&) override {
+    const PinCalls calls{.pin = [](void*, std::size_t) { return std::string("no more"); },
+                         .unpin = [](void*) {}};
+    return std::make_unique<PinnedRange>(data, bytes, calls, PinnedRange::Options{.required = required});
+  }
+};
+
+TEST_F(DoctorTest, WhereMemoryCannotBePinnedForKernelsNothingIsWrongWithTheMachine) {
+  UnpinnableGpu device;
+  for (const char* const check :
+       {"kernels on host memory", "update in place", "residency of memory that kernels use", "promotion"}) {
+    const Finding finding = found(check, &device, RecordedSystem("x86-one-socket"));
+    EXPECT_EQ(finding.verdict, Verdict::not_applicable) << check;
+    EXPECT_THAT(finding.found, HasSubstr("no more")) << check;
+    EXPECT_THAT(finding.remedy, AllOf(HasSubstr("emulated coherent backend only"), HasSubstr("ulimit -l")));
+  }
+}
+
+TEST_F(DoctorTest, EveryWarningAndFailureSaysWhatToDo) {
+  // Binding, pinning and the scratch directory fail; memory nodes are not understood; no link is known.
+  const RecordedSystem system("broken-garbage");
+  UnpinnableGpu device;
+  NamedGpu gh200 = gh200_gpu(false);
+  for (Device* const examined : {static_cast<Device*>(&device), static_cast<Device*>(&gh200)}) {
+    for (const bool required : {false, true}) {
+      const Patient patient{.device = examined,
+                            .pool = pool_,
+                            .roots = system.roots(),
+                            .topology = read_numa_topology(system.roots()),
+                            .host_node = {.node = 4711, .required = required, .reason = "a test"},
+                            .bytes = mebibyte,
+                            .file_bytes = mebibyte,
+                            .scratch = "/nowhere/at/all"};
+      const std::vector<Outcome> outcomes = run_checks(all_checks(), patient);
+      EXPECT_GE(count(outcomes, Verdict::warn) + count(outcomes, Verdict::fail), 4);
+      for (const Outcome& outcome : outcomes) {
+        if (outcome.finding.verdict != Verdict::warn && outcome.finding.verdict != Verdict::fail) continue;
+        EXPECT_THAT(outcome.finding.remedy, Not(IsEmpty())) << outcome.to_text();
+      }
+    }
+  }
 }
 
 TEST_F(DoctorTest, WhatOurReaderReadsLeavesThePageCache) {

@@ -16,6 +16,8 @@
 
 #include "backends/simulated_device.hpp"
 #include "core/random.hpp"
+#include "tests/support/message_of.hpp"
+#include "tests/support/thread_limit.hpp"
 
 namespace layerstream::test {
 namespace {
@@ -401,6 +403,16 @@ TEST_F(ExecutorTest, FailuresAtRandomPlacesNeverHangOrLeaveTraces) {
 TEST(Executor, CanBeDestroyedWithoutHavingRun) {
   SimulatedDevice device(1);
   const Executor executor(device);
+}
+
+TEST(Executor, WhereTheSystemRefusesALaneItsThreadNoneIsLeft) {
+  SimulatedDevice device(1);
+  const std::size_t num_threads = all_lanes.size() - 1;
+  const ThreadLimit limit(num_threads - 1);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THAT(message_of<ResourceError>([&] { const Executor executor(device); }),
+                HasSubstr(fmt::format("{} of {} threads could be started", num_threads - 1, num_threads)));
+  }
 }
 
 }  // namespace

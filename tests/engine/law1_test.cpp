@@ -176,6 +176,19 @@ TEST(Law1Knobs, DeviceSharesArePartsOfBlocksInSeveralPieces) {
   EXPECT_EQ(pieces(1.0), (std::vector{1, 3, 1}));
 }
 
+/// Else the base without tied embeddings would say nothing of that way.
+TEST(Law1Knobs, SomeEmitOnlyTheUsedRowsOfTheEmbedding) {
+  const std::unique_ptr<Device> device = make_test_device(std::size_t{1} << 30);
+  int emitting = 0;
+  for (const Knob& knob : knobs()) {
+    RunConfig run = tiny_run();
+    knob.turn(run);
+    const Engine engine(tiny_spec(false), run, EngineMode::train, *device, {.rehearse = false});
+    if (engine.shape().schedule.emits_embedding_rows()) ++emitting;
+  }
+  EXPECT_GE(emitting, 5);
+}
+
 /// A way to train: what all knobs of a test share.
 struct Base {
   std::string name;

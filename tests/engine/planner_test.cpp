@@ -163,7 +163,7 @@ TEST(Planner, UpdatesInPlaceWhereTheBackendIsCoherentOnly) {
   run.optimizer_device_share = 1.0;
   const Plan plan = plan_on("gh200-96g-480g", qwen2_5_7b(), run);
   EXPECT_TRUE(plan.memory.shape.schedule.device_update.in_place);
-  EXPECT_EQ(*plan.config.device_update_blocks, 16);
+  EXPECT_EQ(*plan.config.device_update_blocks, 8);
   for (const Operation& operation : plan.prediction.schedule.operations) {
     EXPECT_NE(operation.kind, OperationKind::load_state);
     EXPECT_NE(operation.kind, OperationKind::store_state);
@@ -229,6 +229,17 @@ TEST(Planner, ProfilesAreFoundByTheDriversDescription) {
   EXPECT_EQ(name("simulated device, 2.00 GiB", 2e9, 8e9), "none");
   EXPECT_EQ(name("NVIDIA H200 NVL (sm_90)", 1.49e11, 1.3e11), "none");
   EXPECT_EQ(name("NVIDIA GeForce RTX 4090 D (sm_89)", 2.5e10, 1.3e11), "none");
+}
+
+TEST(Planner, WhatARunMayUseOfADeviceDoesNotMakeItAnother) {
+  for (const std::string name : {"gh200-144g-480g", "gh200-96g-480g"}) {
+    DescribedDevice device = described_device(find_hardware_profile(name), {});
+    for (const std::size_t limit : {90 * gib, 10 * gib}) {
+      device.set_memory_limit(limit);
+      const auto profile = profile_of_run({}, device);
+      EXPECT_EQ(profile ? profile->name : "none", name) << limit;
+    }
+  }
 }
 
 TEST(Planner, MachinesWithACoherentLinkAreGivenTheCoherentBackend) {

@@ -12,6 +12,7 @@
 #include "engine/replan.hpp"
 #include "run_fixture.hpp"
 #include "tests/backends/forwarding_device.hpp"
+#include "tests/support/thread_limit.hpp"
 
 namespace layerstream::test {
 namespace {
@@ -124,7 +125,10 @@ TEST_F(Replan, TwiceInARunChangesNoBitOfIt) {
        "optimizer_threads=2"});
   run->replan_if_asked();
   EXPECT_NE(run->engine().shape().schedule.device_update.resident_blocks, 2) << "given back";
-  EXPECT_EQ(run->engine().shape().schedule.weight_slots, 1) << "as it was asked for before";
+  // Where the planner knows the device no block may be left to stream.
+  EXPECT_EQ(run->engine().shape().schedule.weight_slots,
+            std::min(1, run->engine().shape().schedule.num_streamed_blocks()))
+      << "as it was asked for before";
   EXPECT_EQ(run->engine().pool().num_threads(), 2);
   EXPECT_GT(run->engine().ledger().total(Space::host), first_size);
   EXPECT_FALSE(run->run().interrupted);
@@ -179,6 +183,13 @@ TEST_F(Replan, WhatCannotBeIsRefusedAndTheRunIsAsItWas) {
   EXPECT_THAT(refused("weight_slots: 0\n"), HasSubstr("integer 1 to 1024"));
   EXPECT_THAT(refused("learning_rate: 1\n"), HasSubstr("learning_rate (replan.yaml:1) cannot be re-planned"));
   EXPECT_THAT(refused("hardware_profile: abacus\n"), HasSubstr("abacus is no file and no shipped profile"));
+  EXPECT_THAT(refused("hardware_profile: " + std::string(5000, 'x') + "\n"),
+              AllOf(HasSubstr("no file that can be looked for"), HasSubstr("too long")));
+  fs::create_directory_symlink("loop", files_.path("loop"));
+  EXPECT_THAT(refused("hardware_profile: " + files_.path("loop/of.yaml").string() + "\n"),
+              HasSubstr("no file that can be looked for"));
+  EXPECT_THAT(refused("hardware_profile: " + files_.path("model").string() + "\n"),
+              HasSubstr("cannot be read"));
   EXPECT_THAT(refused("resident_blocks: [\n"), HasSubstr("not valid YAML"));
   EXPECT_THAT(refused(""), HasSubstr("nothing is to be re-planned"));
   // The refused limits hold no longer.
@@ -274,11 +285,17 @@ class FailingDevice final : public ForwardingDevice {
     if (progress) progress(bytes, bytes);
     return ForwardingDevice::pin(data, bytes, required, progress);
   }
+  std::size_t attainable_memory() const override {
+    if (is_unwell_) throw std::runtime_error("no error of this program's");
+    return ForwardingDevice::attainable_memory();
+  }
   void fail(int times) { failures_ = times; }
+  void be_unwell(bool is_unwell) { is_unwell_ = is_unwell; }
   void stop(StopRequest& stop) { stop_ = &stop; }
 
  private:
   int failures_ = 0;
+  bool is_unwell_ = false;
   StopRequest* stop_ = nullptr;
 };
 
@@ -301,6 +318,21 @@ class FailedReplan : public Replan {
   std::ostringstream lines_;
   std::unique_ptr<Trainer> trainer_;
 };
+
+TEST_F(FailedReplan, WhateverIsThrownWhileARequestIsExaminedRefusesIt) {
+  Trainer& trainer = start();
+  const Engine* const engine = &trainer.engine();
+  ask({"device_memory_limit=16MiB", "resident_blocks=2"});
+  device_.be_unwell(true);
+  trainer.replan_if_asked();
+  device_.be_unwell(false);
+  EXPECT_EQ(&trainer.engine(), engine);
+  EXPECT_THAT(lines_.str(), HasSubstr("refused, the run goes on as it was: no error of this program's"));
+  EXPECT_TRUE(fs::exists(output("replan.refused.yaml")));
+  trainer.run();
+  trainer.engine().apply_pending();
+  EXPECT_TRUE(slab_bytes(trainer.engine().parameters()) == straight().slabs);
+}
 
 TEST_F(FailedReplan, GoesBackToTheFormerPlacement) {
   Trainer& trainer = start();
@@ -342,6 +374,44 @@ TEST_F(FailedReplan, WhereNoCheckpointCanBeWrittenTheNewestIsNamed) {
   EXPECT_THAT(message, AllOf(HasSubstr("re-plan after step 4 failed: another process was faster"),
                              HasSubstr("the checkpoint of step 4 could not be written"),
                              HasSubstr("checkpoint-3 is the newest checkpoint")));
+}
+
+TEST_F(FailedReplan, ThreadsThatCannotBeStartedLeaveTheFormerPlacement) {
+#ifdef LAYERSTREAM_TEST_ON_GPU
+  GTEST_SKIP() << "the limit of address space would bind the driver as well";
+#endif
+  Trainer& trainer = start();
+  ask({"optimizer_threads=64"});
+  {
+    // Enough for the former engine.
+    const ThreadLimit limit(16);
+    trainer.replan_if_asked();
+  }
+  EXPECT_THAT(lines_.str(), AllOf(HasSubstr("of 63 threads could be started"),
+                                  HasSubstr("refused, the run goes on as it was")));
+  trainer.run();
+  trainer.engine().apply_pending();
+  EXPECT_TRUE(slab_bytes(trainer.engine().parameters()) == straight().slabs);
+}
+
+/// Not even that of a heartbeat, which a save has as well.
+TEST_F(FailedReplan, WithoutAnyThreadTheNewestCheckpointIsNamedAndTheStateRemains) {
+#ifdef LAYERSTREAM_TEST_ON_GPU
+  GTEST_SKIP() << "the limit of address space would bind the driver as well";
+#endif
+  Trainer& trainer = start();
+  trainer.save();
+  trainer.step();
+  {
+    const ThreadLimit limit(0);
+    EXPECT_THAT(message_of<Error>([&] { trainer.replan_if_asked(); }),
+                AllOf(HasSubstr("re-plan after step 4 failed"), HasSubstr("and no way back"),
+                      HasSubstr("; saving: "), HasSubstr("checkpoint-3 is the newest checkpoint")));
+  }
+  EXPECT_TRUE(fs::exists(output("replan.refused.yaml")));
+  EXPECT_EQ(trainer.save().filename(), "checkpoint-4");
+  trainer_.reset();
+  EXPECT_TRUE(resumed() == straight());
 }
 
 TEST_F(FailedReplan, AStopMeanwhileLeavesACheckpoint) {

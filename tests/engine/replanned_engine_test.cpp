@@ -49,6 +49,48 @@ std::vector<Placement> placements() {
           {"host_alone", [](RunConfig& run) { run.optimizer_device_share = 0.0; }}};
 }
 
+/// The same of engines whose kernels reach host memory. Without tied embeddings most bring only the used rows
+/// of the embedding's gradient to the host, where gradients of other blocks or activations lay in those that
+/// do not.
+std::vector<Placement> coherent_placements() {
+  std::vector<Placement> all{
+      {"host_alone", [](RunConfig& run) { run.optimizer_device_share = 0.0; }},
+      {"resident_two_gradients_of_others_on_host",
+       [](RunConfig& run) {
+         run.resident_blocks = 2;
+         run.optimizer_device_share = 0.0;
+       }},
+      {"in_place_all",
+       [](RunConfig& run) {
+         run.optimizer_device_share = 1.0;
+         run.updates_in_place = true;
+       }},
+      {"in_place_gradients_on_device_all_saved_on_host",
+       [](RunConfig& run) {
+         run.optimizer_device_share = 1.0;
+         run.updates_in_place = true;
+         run.gradients_on_host = false;
+         run.activation_policy = ActivationPolicy::all;
+       }},
+      {"in_place_promoted_by_kernels_saved_on_device",
+       [](RunConfig& run) {
+         run.optimizer_device_share = 0.9;
+         run.updates_in_place = true;
+         run.promotes_by_kernel = true;
+         run.activations_on_host = false;
+         run.weight_slots = 3;
+       }},
+  };
+  for (Placement& placement : all) {
+    placement.set = [set = placement.set](RunConfig& run) {
+      set(run);
+      run.backend = BackendChoice::coherent;
+      run.allow_emulation = true;
+    };
+  }
+  return all;
+}
+
 RunConfig placed(const Placement& placement) {
   RunConfig run = tiny_run();
   placement.set(run);
@@ -95,16 +137,33 @@ class RehearsingDevice final : public ForwardingDevice {
  public:
   RehearsingDevice() : ForwardingDevice(make_test_device(std::size_t{1} << 30)) {}
   bool uses_host_memory() const override { return false; }
+  std::unique_ptr<DeviceRegion> allocate(std::size_t bytes) override {
+    if (is_taken_) throw ResourceError("another process was faster");
+    return ForwardingDevice::allocate(bytes);
+  }
+  void take_memory() { is_taken_ = true; }
+
+ private:
+  bool is_taken_ = false;
 };
 
-class ReplannedTraining : public ::testing::TestWithParam<std::tuple<bool, DType, bool>> {};
+using Training = std::tuple<DType, bool, bool, bool, bool>;
+
+class ReplannedTraining : public ::testing::TestWithParam<Training> {};
+
+std::string name_of_training(const ::testing::TestParamInfo<Training>& info) {
+  const auto [compute, tied, coherent, rehearses, poison] = info.param;
+  return fmt::format("{}_{}_{}{}{}", compute == DType::f32 ? "fp32" : "bf16", tied ? "tied" : "untied",
+                     coherent ? "coherent" : "explicit", rehearses ? "_rehearsing" : "",
+                     poison ? "_poisoned" : "");
+}
 
 /// Every placement after every other.
 TEST_P(ReplannedTraining, IsTheUninterruptedOneBitForBit) {
-  const auto [tied, compute, rehearses] = GetParam();
+  const auto [compute, tied, coherent, rehearses, poison] = GetParam();
   const ModelSpec spec = tiny_spec(tied);
   std::vector<RunConfig> runs;
-  for (const Placement& placement : placements()) {
+  for (const Placement& placement : coherent ? coherent_placements() : placements()) {
     runs.push_back(placed(placement));
     runs.back().compute_dtype = compute;
   }
@@ -122,6 +181,7 @@ TEST_P(ReplannedTraining, IsTheUninterruptedOneBitForBit) {
   std::unique_ptr<Engine> engine;
   RunRecord record;
   std::set<std::size_t> sizes;
+  int emitting = 0;
   int step = 0;
   for (const std::size_t index : order) {
     EngineMemory memory;
@@ -134,8 +194,9 @@ TEST_P(ReplannedTraining, IsTheUninterruptedOneBitForBit) {
     }
     const RunConfig& run = runs[index];
     engine = std::make_unique<Engine>(spec, run, EngineMode::train, *device,
-                                      EngineDiagnostics{.poison = true}, memory);
+                                      EngineDiagnostics{.poison = poison}, memory);
     if (memory.state) sizes.insert(memory.state->bytes());
+    if (engine->shape().schedule.emits_embedding_rows()) ++emitting;
     if (!memory.state) engine->parameters().initialize(11, spec.initializer_range, engine->pool());
     ++step;
     const auto rows = random_rows(8, run.cutoff_len, spec.vocab_size, static_cast<std::uint64_t>(step));
@@ -148,12 +209,14 @@ TEST_P(ReplannedTraining, IsTheUninterruptedOneBitForBit) {
   EXPECT_EQ(record.losses, expected.losses);
   EXPECT_EQ(record.norms, expected.norms);
   EXPECT_TRUE(record.slabs == expected.slabs);
+  EXPECT_EQ(emitting > 0, coherent && !tied);
   EXPECT_GE(sizes.size(), 3U) << "memory that does not change its size proves little";
 }
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, ReplannedTraining,
-                         ::testing::Combine(::testing::Bool(), ::testing::Values(DType::f32, DType::bf16),
-                                            ::testing::Bool()));
+                         ::testing::Combine(::testing::Values(DType::f32, DType::bf16), ::testing::Bool(),
+                                            ::testing::Bool(), ::testing::Bool(), ::testing::Bool()),
+                         name_of_training);
 
 TEST(ReplannedEngine, StateThatIsStillOnTheDeviceIsNotGivenUp) {
   const ModelSpec spec = tiny_spec();
@@ -173,6 +236,23 @@ TEST(ReplannedEngine, MemoryThatCannotHoldTheStateIsRefused) {
   EXPECT_THAT(message_of<ContractError>(
                   [&] { Engine(tiny_spec(), tiny_run(), EngineMode::train, *device, {}, memory); }),
               HasSubstr("4096 B of memory"));
+}
+
+TEST(ReplannedEngine, WhereDeviceMemoryIsRefusedTheHostsHasKeptItsSize) {
+  const ModelSpec spec = tiny_spec();
+  RunConfig run = tiny_run();
+  run.activation_policy = ActivationPolicy::all;
+  RehearsingDevice device;
+  std::shared_ptr<HostRegion> state =
+      Engine::release_state(std::make_unique<Engine>(spec, run, EngineMode::train, device));
+  const std::size_t bytes = state->bytes();
+  run.activations_on_host = false;
+  device.take_memory();
+  EXPECT_EQ(message_of<ResourceError>([&] {
+              Engine(spec, run, EngineMode::train, device, {}, EngineMemory{.progress = {}, .state = state});
+            }),
+            "another process was faster");
+  EXPECT_EQ(state->bytes(), bytes);
 }
 
 TEST(Rehearsal, AStopIsHonouredBetweenItsOperations) {

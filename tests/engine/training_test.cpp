@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/half.hpp"
+#include "tests/backends/forwarding_device.hpp"
 #include "trained_model.hpp"
 
 namespace layerstream::test {
@@ -192,6 +193,55 @@ TEST(ResidentState, OfTheHostIsNotHandedOutWhileTheDeviceHasANewerOne) {
   EXPECT_TRUE(slab_bytes(straight.engine.parameters()) == after);
 }
 
+// --- the coherent backend ---
+
+/// Counts what kernels copy.
+class CountingDevice final : public ForwardingDevice {
+ public:
+  CountingDevice()
+      : ForwardingDevice(make_test_device(std::size_t{1} << 30)), link_(ForwardingDevice::kernel_link()) {}
+  Link& kernel_link() override { return link_; }
+  std::size_t bytes() const { return link_.bytes; }
+
+ private:
+  struct CountingLink final : Link {
+    explicit CountingLink(Link& link) : link(link) {}
+    void copy(void* to, const void* from, std::size_t count, StreamView stream) override {
+      bytes += count;
+      link.copy(to, from, count, stream);
+    }
+    Link& link;
+    std::size_t bytes = 0;
+  };
+  CountingLink link_;
+};
+
+TEST(Promotion, ByAKernelWhereItIsAskedFor) {
+  const ModelSpec spec = tiny_spec(false);
+  for (const bool by_kernel : {false, true}) {
+    RunConfig run = tiny_run();
+    run.backend = BackendChoice::coherent;
+    run.allow_emulation = true;
+    run.promotes_by_kernel = by_kernel;
+    CountingDevice device;
+    Engine engine(spec, run, EngineMode::train, device);
+    const std::size_t before = device.bytes();
+    engine.train_step(random_rows(8, run.cutoff_len, spec.vocab_size, 1), step_settings(run, 1));
+    EXPECT_EQ(device.bytes() > before, by_kernel);
+  }
+}
+
+TEST(Promotion, IsNotTheExplicitBackends) {
+  const std::unique_ptr<Device> device = make_test_device(std::size_t{1} << 30);
+  for (const bool in_place : {false, true}) {
+    RunConfig run = tiny_run();
+    run.backend = BackendChoice::explicit_copies;
+    run.optimizer_device_share = 0.0;
+    (in_place ? run.updates_in_place : run.promotes_by_kernel) = true;
+    EXPECT_THROW(Engine(tiny_spec(false), run, EngineMode::train, *device), ConfigError);
+  }
+}
+
 // --- 14: no target ---
 
 class EveryUpdateMode : public ::testing::TestWithParam<UpdateMode> {
@@ -305,7 +355,8 @@ TEST_P(EveryUpdateMode, AZeroGradientDecaysMatricesAndLeavesNormsAndBiasesAlone)
     for (int block = 0; block < model.layout().num_blocks(); ++block) {
       const Slab& slab = store.slab(block);
       for (std::int64_t i = 0; i < slab.num_elements; ++i) {
-        ASSERT_EQ(slab.exp_avg[i], 0.0F) << "block " << block << ", element " << i << " of " << slab.num_elements;
+        ASSERT_EQ(slab.exp_avg[i], 0.0F)
+            << "block " << block << ", element " << i << " of " << slab.num_elements;
         ASSERT_EQ(slab.exp_avg_sq[i], 0.0F);
       }
     }
