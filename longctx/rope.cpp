@@ -227,6 +227,14 @@ void fill(TensorView cos, TensorView sin, const RopeFrequencies& frequencies, Ro
 
 }  // namespace
 
+std::int64_t rope_positions(const RopeSpec& rope, std::int64_t max_position_embeddings) {
+  const std::int64_t original = rope.original_max_position_embeddings > 0
+                                    ? rope.original_max_position_embeddings
+                                    : max_position_embeddings;
+  return std::max(max_position_embeddings,
+                  static_cast<std::int64_t>(rope.factor * static_cast<double>(original)));
+}
+
 RopeFrequencies rope_frequencies(const RopeSpec& rope, std::int64_t head_dim,
                                  std::int64_t max_position_embeddings, std::int64_t sequence_length) {
   const Model model{.head_dim = head_dim,

@@ -43,6 +43,9 @@ struct RopeFrequencies {
 RopeFrequencies rope_frequencies(const RopeSpec& rope, std::int64_t head_dim,
                                  std::int64_t max_position_embeddings, std::int64_t sequence_length);
 
+/// Positions that the embedding was made for: what the model has, or what its scaling reaches.
+std::int64_t rope_positions(const RopeSpec& rope, std::int64_t max_position_embeddings);
+
 /// How the angle is computed: in FP64 and rounded once, or with Hugging Face's fp32 inverse frequencies
 /// and fp32 products, for bit parity with transformers.
 enum class RopePrecision : std::uint8_t { exact, hf };

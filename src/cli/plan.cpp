@@ -40,6 +40,9 @@ void print_plan(const ModelSpec& spec, const RunConfig& run, const Machine& mach
   print_run(run, plan.memory.shape, machine.device);
   std::cout << fmt::format("machine {}: {}\n", machine.profile.name, machine.profile.description);
   std::cout << plan.memory.ledger.to_table() << plan.placement_yaml() << plan.summary();
+  if (const std::string warning = long_row_warning(spec, run.cutoff_len); !warning.empty()) {
+    std::cout << "warning: " << warning << '\n';
+  }
   std::cout << fmt::format(
       "  fits: device {} of {}, host {} of {} ({})\n", format_bytes(plan.memory.ledger.total(Space::device)),
       format_bytes(machine.device.memory_limit()), format_bytes(plan.memory.ledger.total(Space::host)),
@@ -60,9 +63,8 @@ void print_longest_row(const ModelSpec& spec, const RunConfig& run, const Machin
                              format_bytes(machine.host.bytes), machine.host.bound_by);
   }
   std::cout << fmt::format("what limits it, for {} tokens more: {}\n", longest_row_unit, longest.limit);
-  if (longest.tokens > spec.max_position_embeddings) {
-    std::cout << fmt::format("  (the model's config.json has {} positions: longer rows want rope_scaling)\n",
-                             spec.max_position_embeddings);
+  if (const std::string warning = long_row_warning(spec, longest.tokens); !warning.empty()) {
+    std::cout << "  " << warning << '\n';
   }
 }
 

@@ -3,19 +3,24 @@
 #include "core/error.hpp"
 
 namespace layerstream {
+namespace {
 
-LongestRow find_longest_row(const ModelSpec& spec, const RunConfig& config, const Machine& machine,
-                            std::size_t data_bytes) {
-  constexpr std::int64_t most_units = (std::int64_t{1} << 27) / longest_row_unit;
-  const auto run_of = [&](std::int64_t units) {
-    RunConfig run = config;
-    run.cutoff_len = units * longest_row_unit;
-    run.per_device_train_batch_size = 1;
-    run.gradient_accumulation_steps = 1;
-    return run;
-  };
+constexpr std::int64_t most_units = (std::int64_t{1} << 27) / longest_row_unit;
+
+RunConfig run_of_one_row(const RunConfig& config, std::int64_t tokens) {
+  RunConfig run = config;
+  run.cutoff_len = tokens;
+  run.per_device_train_batch_size = 1;
+  run.gradient_accumulation_steps = 1;
+  return run;
+}
+
+}  // namespace
+
+std::int64_t longest_row_tokens(const ModelSpec& spec, const RunConfig& config, const Machine& machine,
+                                std::size_t data_bytes) {
   const auto fits = [&](std::int64_t units) {
-    return can_be_placed(spec, run_of(units), machine, data_bytes);
+    return can_be_placed(spec, run_of_one_row(config, units * longest_row_unit), machine, data_bytes);
   };
   std::int64_t fitting = 0;
   std::int64_t failing = 1;
@@ -27,14 +32,23 @@ LongestRow find_longest_row(const ModelSpec& spec, const RunConfig& config, cons
     const std::int64_t middle = fitting + (failing - fitting) / 2;
     (fits(middle) ? fitting : failing) = middle;
   }
-  LongestRow longest{.tokens = fitting * longest_row_unit, .plan = {}, .limit = {}};
-  if (fitting > 0) longest.plan = plan_placement(spec, run_of(fitting), machine, data_bytes);
-  if (failing > most_units) {
+  return fitting * longest_row_unit;
+}
+
+LongestRow find_longest_row(const ModelSpec& spec, const RunConfig& config, const Machine& machine,
+                            std::size_t data_bytes) {
+  LongestRow longest{
+      .tokens = longest_row_tokens(spec, config, machine, data_bytes), .plan = {}, .limit = {}};
+  if (longest.tokens > 0) {
+    longest.plan = plan_placement(spec, run_of_one_row(config, longest.tokens), machine, data_bytes);
+  }
+  if (longest.tokens >= most_units * longest_row_unit) {
     longest.limit = "nothing: rows of more tokens were not looked at";
     return longest;
   }
   try {
-    (void)plan_placement(spec, run_of(failing), machine, data_bytes);
+    (void)plan_placement(spec, run_of_one_row(config, longest.tokens + longest_row_unit), machine,
+                         data_bytes);
     longest.limit = "memory, within the grain of placements that are looked at";
   } catch (const ResourceError& error) {
     // The lines before the ledger.

@@ -15,6 +15,10 @@ struct LongestRow {
 };
 inline constexpr std::int64_t longest_row_unit = 1024;
 
+/// Its tokens alone, in a moment.
+std::int64_t longest_row_tokens(const ModelSpec& spec, const RunConfig& config, const Machine& machine,
+                                std::size_t data_bytes);
+
 /// cutoff_len, per_device_train_batch_size and gradient_accumulation_steps of the configuration do not count.
 /// Longest rows of 2^27 tokens are looked for. Throws as plan_placement does, but for memory.
 LongestRow find_longest_row(const ModelSpec& spec, const RunConfig& config, const Machine& machine,

@@ -14,6 +14,7 @@
 #include "core/config_schema.hpp"
 #include "core/error.hpp"
 #include "engine/engine.hpp"
+#include "engine/longest_row.hpp"
 #include "profiles/hardware/shipped_profiles.hpp"
 
 namespace layerstream {
@@ -336,7 +337,15 @@ class Search {
 
 Plan plan_placement(const ModelSpec& spec, const RunConfig& config, const Machine& machine,
                     std::size_t data_bytes) {
-  return Search(spec, config, machine, data_bytes).best();
+  try {
+    return Search(spec, config, machine, data_bytes).best();
+  } catch (const ResourceError& error) {
+    // Rows alone may be too long, or too many of them.
+    const std::int64_t longest = longest_row_tokens(spec, config, machine, data_bytes);
+    if (longest == 0) throw;
+    throw ResourceError(fmt::format("{}\n  one row a step of up to {} tokens would fit (cutoff_len is {})",
+                                    error.what(), longest, config.cutoff_len));
+  }
 }
 
 bool can_be_placed(const ModelSpec& spec, const RunConfig& config, const Machine& machine,

@@ -56,6 +56,16 @@ std::string byte_token_warning(const RunConfig& run, const io::DatasetReport& re
       report.text_files, run.model_name_or_path);
 }
 
+std::string long_row_warning(const ModelSpec& spec, std::int64_t row_tokens) {
+  const std::int64_t positions = rope_positions(spec.rope, spec.max_position_embeddings);
+  if (row_tokens <= positions) return {};
+  return fmt::format(
+      "cutoff_len: rows of {} tokens, where the model's rotary embedding was made for {} positions "
+      "(max_position_embeddings, rope_parameters of its config.json): unless it is to learn longer ones, "
+      "give the config a rope scaling (yarn, llama3, dynamic) or make rows shorter",
+      row_tokens, positions);
+}
+
 Trainer::Trainer(const LoadedConfig& config, Device& device, const StopRequest& stop, const Log& log,
                  const EngineDiagnostics& diagnostics, ExecutionObserver* annotation)
     : config_(config), device_(device), stop_(stop), log_(log), diagnostics_(diagnostics) {
@@ -68,6 +78,9 @@ Trainer::Trainer(const LoadedConfig& config, Device& device, const StopRequest& 
   if (const std::string warning = free_memory_warning(device_); !warning.empty()) log_.warning("{}", warning);
   model_config_ = model_config_of(run);
   spec_ = parse_hf_config(model_config_.text, model_config_.path);
+  if (const std::string warning = long_row_warning(spec_, run.cutoff_len); !warning.empty()) {
+    log_.warning("{}", warning);
+  }
   const WeightSource source = open_weights();
   // What the engine alone needs is known before minutes go into reading data.
   place(0);

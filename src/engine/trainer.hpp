@@ -123,6 +123,9 @@ class Trainer {
 /// The model that the configuration names: model_name_or_path, or config_name for fresh weights.
 HfConfigText model_config_of(const RunConfig& run);
 
+/// What to tell whose rows are longer than the model's rotary embedding reaches; else empty.
+std::string long_row_warning(const ModelSpec& spec, std::int64_t row_tokens);
+
 /// What to tell whose plain text would become byte tokens of a model with a tokenizer of its own; else empty.
 std::string byte_token_warning(const RunConfig& run, const io::DatasetReport& report);
 

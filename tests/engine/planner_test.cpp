@@ -18,6 +18,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr std::uint64_t gib = 1ULL << 30;
 
@@ -128,6 +129,16 @@ TEST(Planner, WhatCannotFitIsRefusedWithWhatItNeeds) {
   too_many.resident_blocks = 20;
   EXPECT_THAT(refusal_on("h200-pcie5-128g", qwen2_5_7b(), too_many),
               AllOf(HasSubstr("device memory: need"), HasSubstr("resident")));
+}
+
+TEST(Planner, ARefusalOfARowThatIsTooLongNamesTheLongestThatFits) {
+  RunConfig run = run_of(1024);
+  run.cutoff_len = 1 << 20;
+  run.per_device_train_batch_size = 1;
+  const std::string message = refusal_on("h200-pcie5-128g", qwen2_5_7b(), run);
+  EXPECT_THAT(message, AllOf(HasSubstr("one row a step of up to"), HasSubstr("cutoff_len is 1048576")));
+  // A model whose states alone do not fit has no such row.
+  EXPECT_THAT(refusal_on("rtx3090", qwen2_5_7b(), run_of(8192)), Not(HasSubstr("one row a step")));
 }
 
 TEST(Planner, WhatFitsInTheSmallestPlacementsOnlyIsFound) {

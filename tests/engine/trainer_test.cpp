@@ -258,5 +258,14 @@ TEST_F(Run, AStopWhileReadingDataOrLoadingWeightsIsHonoured) {
   EXPECT_FALSE(fs::exists(config.output_dir));
 }
 
+TEST(LongRows, AreWarnedOfWhereTheRotaryEmbeddingEnds) {
+  ModelSpec spec = tiny_spec();
+  spec.max_position_embeddings = 100;
+  EXPECT_EQ(long_row_warning(spec, 100), "");
+  EXPECT_THAT(long_row_warning(spec, 101), HasSubstr("made for 100 positions"));
+  spec.rope = {.type = RopeType::yarn, .factor = 4.0, .original_max_position_embeddings = 100};
+  EXPECT_EQ(long_row_warning(spec, 400), "");
+}
+
 }  // namespace
 }  // namespace layerstream::test

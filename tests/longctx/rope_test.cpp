@@ -307,6 +307,19 @@ TEST(Rope, RefusesLongropeFactorsOfTheWrongLengthOrSign) {
   expect_refused(rope, "original_max_position_embeddings");
 }
 
+TEST(Rope, ReachesThePositionsThatItsScalingWasMadeFor) {
+  EXPECT_EQ(rope_positions({}, 32768), 32768);
+  // Qwen2.5 with yarn: max_position_embeddings stays what the model had.
+  EXPECT_EQ(rope_positions({.type = RopeType::yarn, .factor = 4.0, .original_max_position_embeddings = 32768},
+                           32768),
+            131072);
+  EXPECT_EQ(rope_positions({.type = RopeType::linear, .factor = 2.0}, 4096), 8192);
+  // Llama 3.1: it is what scaling has reached already.
+  EXPECT_EQ(rope_positions(
+                {.type = RopeType::llama3, .factor = 8.0, .original_max_position_embeddings = 8192}, 131072),
+            131072);
+}
+
 TEST(Rope, TablesOfTheWrongShapeOrTypeBreakTheContract) {
   const RopeFrequencies frequencies = rope_frequencies({}, 8, 16, 16);
   std::vector<float> cos(16 * 4), sin(16 * 4);
