@@ -6,15 +6,16 @@ namespace layerstream {
 
 BackendDecision choose_backend(BackendChoice asked, bool allow_emulation,
                                const DeviceCapabilities& capabilities) {
-  const bool coherent = capabilities.shares_host_page_tables && capabilities.pageable_memory_access;
+  if (asked != BackendChoice::explicit_copies && capabilities.shares_host_page_tables &&
+      capabilities.pageable_memory_access) {
+    return {BackendChoice::coherent, "the device shares the host's page tables (ATS)"};
+  }
   switch (asked) {
     case BackendChoice::automatic:
-      if (coherent) return {BackendChoice::coherent, "the device shares the host's page tables (ATS)"};
       return {BackendChoice::explicit_copies, "the device does not share the host's page tables"};
     case BackendChoice::explicit_copies:
       return {BackendChoice::explicit_copies, "asked for"};
     case BackendChoice::coherent:
-      if (coherent) return {BackendChoice::coherent, "the device shares the host's page tables (ATS)"};
       if (allow_emulation) {
         return {BackendChoice::coherent, "emulated: the device does not share the host's page tables"};
       }

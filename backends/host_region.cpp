@@ -98,6 +98,11 @@ std::size_t in_pages(std::size_t bytes) {
   return (bytes + page - 1) / page * page;
 }
 
+void expect_addressable(std::size_t bytes, const HostRegionOptions& options) {
+  if (bytes > SIZE_MAX - HostRegion::alignment - page_size())
+    throw ResourceError(describe(options, bytes) + ", more than an address space");
+}
+
 [[noreturn]] void refused_by_system(std::size_t bytes, const HostRegionOptions& options) {
   throw ResourceError(fmt::format("{}, but the system refused: {}; see ulimit -v and vm.overcommit_memory",
                                   describe(options, bytes), std::strerror(errno)));
@@ -107,8 +112,7 @@ std::size_t in_pages(std::size_t bytes) {
 /// and after the aligned piece.
 std::byte* map_aligned(std::size_t bytes, int protection, int more_flags, const HostRegionOptions& options) {
   constexpr std::size_t alignment = HostRegion::alignment;
-  if (bytes > SIZE_MAX - alignment - page_size())
-    throw ResourceError(describe(options, bytes) + ", more than an address space");
+  expect_addressable(bytes, options);
   const std::size_t paged = in_pages(bytes);
   void* const mapped =
       mmap(nullptr, paged + alignment, protection, MAP_PRIVATE | MAP_ANONYMOUS | more_flags, -1, 0);
@@ -208,8 +212,7 @@ void HostRegion::shrink(std::size_t bytes) {
 void HostRegion::grow(std::size_t bytes, const HostRegionOptions& options) {
   const std::size_t held = this->bytes();
   const std::size_t held_paged = in_pages(held);
-  if (bytes > SIZE_MAX - alignment - page_size())
-    throw ResourceError(describe(options, bytes) + ", more than an address space");
+  expect_addressable(bytes, options);
   const std::size_t wanted_paged = in_pages(bytes);
   void* base = data();
   if (mremap(base, held_paged, wanted_paged, 0) == MAP_FAILED) {

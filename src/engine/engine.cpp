@@ -182,11 +182,9 @@ Engine::Engine(const ModelSpec& spec, const RunConfig& config, EngineMode mode, 
   backend_->copy_to_device(device_buffers_->rope_sin.data(), sin.data(), device_buffers_->rope_sin.bytes(),
                            stream);
   // What an earlier use of host memory left in the embedding's gradient is not known to be zero.
-  if (const TensorView& written = device_buffers_->embedding_rows_written) {
-    const std::vector<std::uint8_t> all(written.bytes(), 1);
-    backend_->copy_to_device(written.data(), all.data(), all.size(), stream);
-    device.synchronize();
-  }
+  const TensorView& written = device_buffers_->embedding_rows_written;
+  const std::vector<std::uint8_t> unknown(written ? written.bytes() : 0, 1);
+  if (written) backend_->copy_to_device(written.data(), unknown.data(), unknown.size(), stream);
   device.synchronize();
 
   libraries_.prepare(stream);

@@ -82,9 +82,8 @@ OperationCost OperationCosts::of(const Operation& operation) const {
       cost = host_update(operation);
       break;
     case OperationKind::update_on_device:
-      cost = shape_.schedule.device_update.is_resident(operation.block) || operation.update_slot >= 0
-                 ? device_update(operation)
-                 : update_in_place(operation);
+      cost = shape_.schedule.device_update.is_in_place(operation.block) ? update_in_place(operation)
+                                                                        : device_update(operation);
       break;
     case OperationKind::fetch_weights:  // matrices, two halves of vectors
       cost = shape_.schedule.promotes_by_kernel ? promotion(operation) : copy(operation, true, 3);
@@ -226,7 +225,7 @@ OperationCost OperationCosts::promotion(const Operation& operation) const {
 OperationCost OperationCosts::gather(const Operation& operation) const {
   OperationCost cost = kernels(forward(operation));
   const double bytes = tokens(operation) * static_cast<double>(shape_.spec.hidden_size) *
-                       (shape_.compute == DType::bf16 ? 2.0 : 4.0);
+                       static_cast<double>(size_of(shape_.compute));
   const double seconds = bytes / value(profile_.link.kernel_read_bytes_per_second);
   cost.seconds = std::max(cost.seconds, seconds);
   cost.of(Resource::link_in) = seconds / cost.seconds;

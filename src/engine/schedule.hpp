@@ -86,11 +86,13 @@ struct DeviceUpdate {
     return elements.empty() ? 0 : elements[static_cast<std::size_t>(block)];
   }
   bool is_resident(int block) const { return block < resident_blocks; }
+  /// Whether the block's share is updated where it lies on the host.
+  bool is_in_place(int block) const { return in_place && !is_resident(block); }
   /// A piece that stays where it is is the whole share.
   bool in_one_piece(int block) const { return in_place || is_resident(block); }
   int num_pieces(int block) const {
-    if (in_one_piece(block)) return of(block) == 0 ? 0 : 1;
-    return of(block) == 0 ? 0 : static_cast<int>((of(block) + piece_elements - 1) / piece_elements);
+    if (of(block) == 0) return 0;
+    return in_one_piece(block) ? 1 : static_cast<int>((of(block) + piece_elements - 1) / piece_elements);
   }
   /// Elements of a block's gradient that wait on the device; the rest waits in the host slab.
   std::int64_t kept(int block) const { return gradients_on_device || is_resident(block) ? of(block) : 0; }

@@ -114,6 +114,10 @@ ops::Context StepRunner::context(StreamView stream) const {
           .libraries = &parts_.libraries};
 }
 
+ops::Context StepRunner::context_without_workspace(StreamView stream) const {
+  return {.stream = stream, .workspace = nullptr, .workspace_bytes = 0, .libraries = &parts_.libraries};
+}
+
 const Chunk& StepRunner::chunk_of(const Operation& operation) const {
   return chunks_->chunks[static_cast<std::size_t>(operation.chunk)];
 }

@@ -61,6 +61,8 @@ class StepRunner final : public OperationRunner {
   };
 
   ops::Context context(StreamView stream) const;
+  /// For kernels of other lanes: the workspace belongs to the compute lane.
+  ops::Context context_without_workspace(StreamView stream) const;
   const Chunk& chunk_of(const Operation& operation) const;
   const BlockLayout& layout_of(int block) const;
   void bind(const Operation& operation, StreamView stream);

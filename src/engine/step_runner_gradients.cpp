@@ -105,11 +105,9 @@ void StepRunner::emit_gradient(const Operation& operation, StreamView stream) {
     const auto slab = static_cast<std::size_t>(host_gradient_slab(schedule, block));
     float* const home = parts_.host_buffers.gradients[slab].as<float>();
     const DeviceBuffers& device = parts_.device_buffers;
-    // The workspace belongs to the compute lane.
-    ops::emit_rows(
-        {.stream = stream, .workspace = nullptr, .workspace_bytes = 0, .libraries = &parts_.libraries},
-        TensorView(home, table), TensorView(gradient.as<float>(), table), device.embedding_rows_written,
-        device.input_ids.rows(0, chunks_->num_tokens()));
+    ops::emit_rows(context_without_workspace(stream), TensorView(home, table),
+                   TensorView(gradient.as<float>(), table), device.embedding_rows_written,
+                   device.input_ids.rows(0, chunks_->num_tokens()));
     // What pads the slab is updated as well.
     const TensorView padding = gradient.rows(table.numel(), own - table.numel());
     if (padding.numel() > 0) {
@@ -183,7 +181,7 @@ ops::AdamWSlice StepRunner::device_piece(const Operation& operation) const {
   const auto [first, count] = device.piece(operation.block, operation.piece);
   const bool kept = device.kept(operation.block) > 0;
   float* const gradient = kept ? block_gradient(operation.block).as<float>() + first : nullptr;
-  if (operation.update_slot < 0 && !device.is_resident(operation.block)) {
+  if (device.is_in_place(operation.block)) {
     ops::AdamWSlice in_place = host_piece(operation);
     if (kept) in_place.gradient = gradient;
     return in_place;
@@ -223,15 +221,13 @@ void StepRunner::load_state(const Operation& operation, StreamView stream) {
 void StepRunner::update_on_device(const Operation& operation, StreamView stream) {
   const DeviceUpdate& device = parts_.shape.schedule.device_update;
   const std::int64_t first = device.piece(operation.block, operation.piece).first;
-  const bool in_place = operation.update_slot < 0 && !device.is_resident(operation.block);
   const ops::AdamWSlice piece = device_piece(operation);
   const std::int64_t num_matrix =
       std::clamp<std::int64_t>(parts_.store.slab(operation.block).num_matrix_elements - first, 0, piece.n);
-  // The workspace belongs to the compute lane.
-  ops::adamw_device(
-      {.stream = stream, .workspace = nullptr, .workspace_bytes = 0, .libraries = &parts_.libraries}, piece,
-      num_matrix, ops::adamw_scalars(optimizer_settings_),
-      ops::adamw_scalars(ops::without_decay(optimizer_settings_)), in_place ? device.thread_blocks : 0);
+  ops::adamw_device(context_without_workspace(stream), piece, num_matrix,
+                    ops::adamw_scalars(optimizer_settings_),
+                    ops::adamw_scalars(ops::without_decay(optimizer_settings_)),
+                    device.is_in_place(operation.block) ? device.thread_blocks : 0);
   if (operation.update_slot < 0) parts_.store.bump_version(operation.block);
 }
 
