@@ -8,8 +8,9 @@
 
 #include "backends/make_device.hpp"
 #include "cli/commands.hpp"
+#include "cli/option_bytes.hpp"
 #include "core/affinity.hpp"
-#include "core/config_value.hpp"
+#include "core/error.hpp"
 #include "core/log.hpp"
 #include "engine/calibration.hpp"
 #include "engine/memory_plan.hpp"
@@ -29,15 +30,6 @@ struct CalibrateOptions {
   double seconds_per_rate = CalibrationOptions{}.seconds_per_rate;
   bool force = false;
 };
-
-std::size_t bytes_or(const std::string& text, std::string_view option, std::size_t otherwise) {
-  if (text.empty()) return otherwise;
-  const auto bytes = parse_bytes(text);
-  if (!bytes || *bytes < (std::size_t{8} << 20)) {
-    throw ConfigError(fmt::format("{} {}: expected bytes, at least 8MiB, such as 4GiB", option, text));
-  }
-  return *bytes;
-}
 
 /// Appears complete or not at all.
 void write_file(const fs::path& path, const std::string& text) {
@@ -73,8 +65,9 @@ void calibrate_machine(const CalibrateOptions& options) {
   log.info("device: {}", device->description());
 
   CalibrationOptions settings;
-  settings.host_bytes = bytes_or(options.host_memory, "--host-memory", settings.host_bytes);
-  settings.device_bytes = bytes_or(options.device_memory, "--device-memory", settings.device_bytes);
+  settings.host_bytes = bytes_or("--host-memory", options.host_memory, settings.host_bytes, "8MiB", "4GiB");
+  settings.device_bytes =
+      bytes_or("--device-memory", options.device_memory, settings.device_bytes, "8MiB", "4GiB");
   settings.seconds_per_rate = options.seconds_per_rate;
   settings.host_budget = host.bytes;
   settings.threads = probe_cpus().usable();

@@ -11,8 +11,8 @@
 #include "backends/make_device.hpp"
 #include "backends/topology/recording.hpp"
 #include "cli/commands.hpp"
+#include "cli/option_bytes.hpp"
 #include "core/affinity.hpp"
-#include "core/config_value.hpp"
 #include "core/error.hpp"
 #include "doctor/checks.hpp"
 #include "engine/memory_plan.hpp"
@@ -29,15 +29,6 @@ struct DoctorOptions {
   std::string bytes;
   std::string scratch;
 };
-
-std::size_t bytes_or(const std::string& text, std::size_t otherwise) {
-  if (text.empty()) return otherwise;
-  const auto bytes = parse_bytes(text);
-  if (!bytes || *bytes < (std::size_t{1} << 20)) {
-    throw ConfigError(fmt::format("--bytes {}: expected bytes, at least 1MiB, such as 1GiB", text));
-  }
-  return *bytes;
-}
 
 /// The device with the kernels' runtime, or why there is none.
 struct Examined {
@@ -77,12 +68,12 @@ void examine(const DoctorOptions& options) {
   const Examined examined;
   Device* const device = examined.device.get();
   const NumaTopology topology = read_numa_topology();
-  const HostNode node = choose_host_node(
-      topology, options.numa, device == nullptr ? DeviceCapabilities{} : device->capabilities());
+  const HostNode node = choose_host_node(topology, options.numa,
+                                         device == nullptr ? DeviceCapabilities{} : device->capabilities());
   WorkerPool pool(std::max(1, probe_cpus().usable()));
   const bool simulated = device == nullptr || device->uses_host_memory();
-  const std::size_t bytes =
-      bytes_or(options.bytes, simulated ? std::size_t{128} << 20 : std::size_t{1} << 30);
+  const std::size_t bytes = bytes_or(
+      "--bytes", options.bytes, simulated ? std::size_t{128} << 20 : std::size_t{1} << 30, "1MiB", "1GiB");
   const doctor::Patient patient{
       .device = device,
       .pool = pool,
