@@ -38,6 +38,18 @@ class Shape:
         return 2 * self.vocabulary * self.hidden
 
 
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("7B", 28, 3584, 28, 4, 18944, 152064),  # Qwen2.5
+        Shape("14B", 48, 5120, 40, 8, 13824, 152064),
+        Shape("32B", 64, 5120, 40, 8, 27648, 152064),
+        Shape("8B", 32, 4096, 32, 8, 14336, 128256),  # Llama 3.1
+        Shape("70B", 80, 8192, 64, 8, 28672, 128256),
+    )
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Rates:
     """Bytes a second, but for products (FLOP/s by tokens) and the update in place (parameters a second, with gradients

@@ -33,12 +33,7 @@ STEP_TOKENS = (2048, 4096, 8192, 16384, 32768, 65536)
 MODULES = ("gh200-96g-480g", "gh200-144g-480g")
 GIB = 2.0**30
 
-MODELS = (
-    direct.Shape("7B", 28, 3584, 28, 4, 18944, 152064),
-    direct.Shape("14B", 48, 5120, 40, 8, 13824, 152064),
-    direct.Shape("32B", 64, 5120, 40, 8, 27648, 152064),
-    direct.Shape("70B", 80, 8192, 64, 8, 28672, 128256),
-)
+MODELS = tuple(direct.SHAPES[name] for name in ("7B", "14B", "32B", "70B"))
 # All gradients wait for their norm under clipping; without it each is applied as it lands, and two are held at a time.
 NO_CLIPPING = {"optimizer_update": "immediate", "max_grad_norm": "0"}
 # Gradients that fit neither in host nor in device memory, in both.

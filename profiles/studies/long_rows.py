@@ -2,15 +2,12 @@
 
 from typing import List
 
-from direct_access import Shape
+from direct_access import SHAPES
 from plan_output import Plan, Refusal
 from planner import Planner
 from tables import table
 
-MODELS = (
-    Shape("7B", 28, 3584, 28, 4, 18944, 152064),
-    Shape("8B", 32, 4096, 32, 8, 14336, 128256),  # Llama 3.1
-)
+MODELS = (SHAPES["7B"], SHAPES["8B"])
 ROWS = (524288, 1048576)  # tokens
 MACHINES = ("gh200-96g-480g", "gh200-144g-480g", "h200-pcie5-128g", "rtx4090-128g")
 # Spares the most computation a byte where not everything can be kept: attention grows with the row's square.
