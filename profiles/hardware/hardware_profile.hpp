@@ -48,6 +48,7 @@ struct HardwareProfile {
     Rate f32_gemm_flops_per_second;                ///< strict fp32
     RateCurve attention_forward_flops_per_second;  ///< bf16, FLOPs of visible pairs; over tokens of a row
     RateCurve attention_backward_flops_per_second;
+    RateCurve attention_backward_nondeterministic_flops_per_second;  ///< bf16 with `deterministic: false`
     /// Matrix products of a card that has rested, over the sustained rates above: power limits the clock.
     Rate cool_ratio;
     Rate f32_attention_flops_per_second;  ///< both directions

@@ -182,11 +182,17 @@ KernelCalibration::Attention KernelCalibration::attention(DType compute, std::in
   rates.forward = flops / timer.seconds_of(context.stream, [&] {
     ops::attention_forward(context, {.o = o, .lse = lse, .q = q, .k = k, .v = v}, segments, settings);
   });
-  rates.backward = 2.5 * flops / timer.seconds_of(context.stream, [&] {
-    ops::attention_backward(
-        context, {.dq = dq, .dk = dk, .dv = dv, .dout = dout, .q = q, .k = k, .v = v, .o = o, .lse = lse},
-        segments, settings);
-  });
+  const auto backward = [&](bool deterministic) {
+    ops::AttentionSettings ordered = settings;
+    ordered.deterministic = deterministic;
+    return 2.5 * flops / timer.seconds_of(context.stream, [&] {
+      ops::attention_backward(
+          context, {.dq = dq, .dk = dk, .dv = dv, .dout = dout, .q = q, .k = k, .v = v, .o = o, .lse = lse},
+          segments, ordered);
+    });
+  };
+  rates.backward = backward(true);
+  rates.backward_nondeterministic = device_.uses_host_memory() ? rates.backward : backward(false);
   return rates;
 }
 

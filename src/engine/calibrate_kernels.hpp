@@ -27,7 +27,7 @@ class KernelCalibration {
 
   /// FLOP/s over visible pairs of rows of `row_tokens`, as many as make `tokens`; 0 if they do not fit.
   struct Attention {
-    double forward = 0.0, backward = 0.0;
+    double forward = 0.0, backward = 0.0, backward_nondeterministic = 0.0;
   };
   Attention attention(DType compute, std::int64_t row_tokens, std::int64_t tokens);
 

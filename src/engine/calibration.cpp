@@ -208,10 +208,11 @@ class Calibrator {
       progress_(fmt::format("attention, rows of {} tokens", row));
       const std::int64_t tokens = device_.uses_host_memory() ? row : std::max<std::int64_t>(8192, row);
       const auto rates = kernels.attention(DType::bf16, row, tokens);
-      return std::array{rates.forward, rates.backward};
+      return std::array{rates.forward, rates.backward, rates.backward_nondeterministic};
     });
     profile.attention_forward_flops_per_second = attention[0];
     profile.attention_backward_flops_per_second = attention[1];
+    profile.attention_backward_nondeterministic_flops_per_second = attention[2];
 
     progress_("matrix products and attention in fp32");
     const std::int64_t tokens = device_.uses_host_memory() ? 64 : 2048;

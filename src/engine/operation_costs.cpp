@@ -278,6 +278,9 @@ double OperationCosts::row_tokens(const Operation& operation) const {
 }
 
 OperationCost OperationCosts::kernels(const KernelWork& work) const {
+  const RateCurve& backward_rates = shape_.deterministic
+                                        ? device.attention_backward_flops_per_second
+                                        : device.attention_backward_nondeterministic_flops_per_second;
   const auto& device = profile_.device;
   const bool f32 = shape_.compute != DType::bf16;
   const auto seconds = [](double flops, double rate) { return flops > 0.0 ? flops / rate : 0.0; };
@@ -288,9 +291,8 @@ OperationCost OperationCosts::kernels(const KernelWork& work) const {
       seconds(work.attention_forward_flops,
               speed_up_ * (f32 ? value(device.f32_attention_flops_per_second)
                                : device.attention_forward_flops_per_second.at(work.row_tokens))) +
-      seconds(work.attention_backward_flops,
-              speed_up_ * (f32 ? value(device.f32_attention_flops_per_second)
-                               : device.attention_backward_flops_per_second.at(work.row_tokens))) +
+      seconds(work.attention_backward_flops, speed_up_ * (f32 ? value(device.f32_attention_flops_per_second)
+                                                              : backward_rates.at(work.row_tokens))) +
       work.copy_bytes / value(device.copy_bytes_per_second) + work.launches * value(device.kernel_seconds);
   if (cost.seconds == 0.0) return cost;
   cost.of(Resource::compute) = 1.0;
