@@ -332,7 +332,7 @@ int main_of(int argc, char** argv) {
   for (const auto& [name, key] :
        std::vector<std::pair<std::string, std::string>>{{"--dtype", "compute_dtype"},
                                                         {"--policy", "activation_policy"},
-                                                        {"--activation-home", "activation_home"},
+                                                        {"--device-activations", "device_activation_blocks"},
                                                         {"--gradient-home", "gradient_home"},
                                                         {"--device-share", "optimizer_device_share"},
                                                         {"--slots", "weight_slots"},

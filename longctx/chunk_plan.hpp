@@ -43,6 +43,9 @@ struct ChunkPlan {
 
   std::int64_t num_tokens() const { return static_cast<std::int64_t>(input_ids.size()); }
   int num_chunks() const { return static_cast<int>(chunks.size()); }
+  const ChunkGroup& group_of(int chunk) const {
+    return groups[static_cast<std::size_t>(chunks[static_cast<std::size_t>(chunk)].group)];
+  }
 };
 
 /// Rows go into chunks in order: whole rows together while they fit into `chunk_tokens`, a longer row

@@ -16,11 +16,12 @@ GIB = 2.0**30
 
 
 def kept(plan: Plan) -> str:
-    blocks = int(plan.placement["activation_blocks"])
-    if blocks == 0:
-        return "inputs of blocks"
-    of = f"{blocks} block{'s' if blocks > 1 else ''}"
-    return f"{plan.placement['activation_policy']}, {of}, {plan.placement['activation_home']}"
+    of = plan.placement
+    homes = f"{of['device_activation_blocks']} blocks on the device"
+    if int(of["activation_blocks"]) == 0 or of["activation_policy"] == "input":
+        return f"inputs of blocks, {homes}"
+    what = f"{of['activation_policy']}, last {of['activation_chunks']} chunks of last {of['activation_blocks']} blocks"
+    return f"{what}, {homes}"
 
 
 def one_row(planner: Planner, module: str) -> str:

@@ -103,7 +103,7 @@ _STREAMED = {
     "loop_order": "layer_major",
     "resident_blocks": "0",
     "activation_policy": "input",
-    "activation_home": "host",
+    "device_activation_blocks": "0",
 }
 
 
@@ -189,7 +189,7 @@ def optimizer() -> Study:
 
 def _chosen(run: BenchRun) -> str:
     of = run.placement
-    kept = f"{of['activation_policy']} of {of['activation_blocks']} blocks on {of['activation_home']}"
+    kept = f"{of['activation_policy']} of {of['activation_blocks']} blocks, {of['device_activation_blocks']} on the device"
     return (
         f"{of['resident_blocks']} resident, {of['weight_slots']} slots, {of['loop_order']}, keeps {kept}, "
         f"device share {of['optimizer_device_share']}, gradients on {of['gradient_home']}"

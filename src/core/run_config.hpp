@@ -73,7 +73,10 @@ struct RunConfig {
   std::optional<ActivationPolicy> activation_policy;
   /// Decoder blocks, counted from the last, that activation_policy holds for; the others keep their input.
   std::optional<std::int64_t> activation_blocks;
-  std::optional<bool> activations_on_host;       ///< key `activation_home: host | device`
+  /// Of a row longer than a chunk the chunks, counted from the last, that it holds for.
+  std::optional<std::int64_t> activation_chunks;
+  /// Decoder blocks, counted from the last, that keep on the device what they keep; the others on the host.
+  std::optional<std::int64_t> device_activation_blocks;
   std::optional<double> optimizer_device_share;  ///< fraction of each block whose update is the device's
   std::optional<std::int64_t> resident_blocks;   ///< the first blocks' weights and moments stay on the device
   std::optional<bool> gradients_on_host;  ///< key `gradient_home`: where gradients of the device's share wait

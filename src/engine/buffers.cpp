@@ -40,13 +40,22 @@ Selection saved_selection(const EngineShape& shape, ActivationPolicy policy) {
 /// What some block's backward pass needs that is not saved, and what rebuilding keys and values writes.
 Selection scratch_selection(const EngineShape& shape) {
   // Rebuilding keys and values from saved intermediates on the host goes through scratch.
-  Selection scratch{.attention = false, .projections = shape.schedule.activations_on_host};
+  const bool some_on_host = shape.schedule.first_device_activations() > 1;
+  const bool some_chunks_keep_none = shape.intermediate_tokens() < shape.activation_tokens();
+  Selection scratch{.attention = some_chunks_keep_none, .projections = some_chunks_keep_none || some_on_host};
   for (int block = 1; block < shape.layout.head(); ++block) {
     const Selection saved = saved_selection(shape, shape.schedule.policy(block));
     scratch.attention = scratch.attention || !saved.attention;
     scratch.projections = scratch.projections || !saved.projections;
   }
   return scratch;
+}
+
+/// What some block keeps on the host.
+Selection in_transit_selection(const EngineShape& shape) {
+  const int last_on_host = shape.schedule.first_device_activations() - 1;
+  if (last_on_host < 1) return {};
+  return saved_selection(shape, shape.schedule.policy(last_on_host));
 }
 
 template <class Size>
@@ -91,6 +100,13 @@ std::int64_t EngineShape::gradient_elements(int block) const {
       block == layout.head() && layout.head_uses_embedding && !schedule.head_adds_to_embedding();
   return own +
          (carries_embedding ? layout.blocks[static_cast<std::size_t>(layout.embedding())].num_elements : 0);
+}
+
+std::int64_t EngineShape::intermediate_tokens() const {
+  const std::int64_t of_chunks = schedule.activation_chunks * bounds.chunk_tokens;
+  if (schedule.loop_order == LoopOrder::micro_batch_major) return std::min(bounds.group_tokens, of_chunks);
+  // Rows that share a chunk have no more tokens in it than rows alone would keep.
+  return bounds.tokens / bounds.row_tokens * std::min(bounds.row_tokens, of_chunks);
 }
 
 SavedIntermediates saved_by(ActivationPolicy policy) {
@@ -153,27 +169,25 @@ DeviceBuffers::DeviceBuffers(const EngineShape& shape, Arena& arena) {
 
   const int num_blocks = shape.layout.num_blocks();
   const std::int64_t activation_tokens = shape.activation_tokens();
-  const bool resident = schedule.train && !schedule.activations_on_host;
-  const int num_inputs = resident ? num_blocks : 2;
-  inputs.resize(static_cast<std::size_t>(num_inputs));
-  for (int index = resident ? 1 : 0; index < num_inputs; ++index) {
-    inputs[static_cast<std::size_t>(index)] = arena.tensor(
-        compute, {activation_tokens, hidden}, resident ? "saved block inputs" : "residual stream");
+  inputs.resize(static_cast<std::size_t>(schedule.num_input_buffers()));
+  for (int block = 1; block < num_blocks; ++block) {
+    TensorView& buffer = inputs[static_cast<std::size_t>(schedule.input_buffer(block))];
+    if (buffer) continue;
+    buffer = arena.tensor(compute, {activation_tokens, hidden},
+                          schedule.activations_on_device(block) ? "saved block inputs" : "residual stream");
   }
   if (schedule.train) residual_gradient = arena.tensor(compute, {tokens, hidden}, "residual stream gradient");
 
-  if (resident) {
-    saved.resize(static_cast<std::size_t>(num_blocks - 1));
-    for (int block = 1; block < num_blocks - 1; ++block) {
-      saved[static_cast<std::size_t>(block)] =
-          make_intermediates(shape, saved_selection(shape, schedule.policy(block)), activation_tokens,
-                             activation_tokens, arena, "saved intermediates");
-    }
-  } else if (const Selection in_transit = saved_selection(shape, schedule.policy(num_blocks - 2));
-             in_transit.attention) {
-    saved.resize(static_cast<std::size_t>(schedule.intermediate_slots));
-    for (DecoderIntermediates& slot : saved) {
-      slot = make_intermediates(shape, in_transit, chunk, chunk, arena, "intermediates in transit");
+  kept.resize(static_cast<std::size_t>(schedule.head()));
+  for (int block = schedule.first_device_activations(); block < schedule.head(); ++block) {
+    const std::int64_t rows = shape.intermediate_tokens();
+    kept[static_cast<std::size_t>(block)] = make_intermediates(
+        shape, saved_selection(shape, schedule.policy(block)), rows, rows, arena, "saved intermediates");
+  }
+  if (const Selection selection = in_transit_selection(shape); selection.attention) {
+    in_transit.resize(static_cast<std::size_t>(schedule.intermediate_slots));
+    for (DecoderIntermediates& slot : in_transit) {
+      slot = make_intermediates(shape, selection, chunk, chunk, arena, "intermediates in transit");
     }
   }
   // With a norm on the keys, the backward pass of a chunk reads what the rebuild of the whole group wrote.
@@ -257,16 +271,14 @@ HostBuffers::HostBuffers(const EngineShape& shape, Arena& arena) {
 
   inputs.resize(static_cast<std::size_t>(num_blocks));
   intermediates.resize(static_cast<std::size_t>(num_blocks));
-  if (!schedule.activations_on_host) return;
-  const std::int64_t tokens = shape.activation_tokens();
-  for (int block = 1; block < num_blocks - 1; ++block) {
-    // The last decoder block's input never leaves the device.
-    if (block < num_blocks - 2) {
-      inputs[static_cast<std::size_t>(block)] =
-          arena.tensor(shape.compute, {tokens, shape.spec.hidden_size}, "saved block inputs");
+  for (int block = 1; block < schedule.first_device_activations(); ++block) {
+    if (schedule.input_leaves(block)) {
+      inputs[static_cast<std::size_t>(block)] = arena.tensor(
+          shape.compute, {shape.activation_tokens(), shape.spec.hidden_size}, "saved block inputs");
     }
+    const std::int64_t rows = shape.intermediate_tokens();
     intermediates[static_cast<std::size_t>(block)] = make_intermediates(
-        shape, saved_selection(shape, schedule.policy(block)), tokens, tokens, arena, "saved intermediates");
+        shape, saved_selection(shape, schedule.policy(block)), rows, rows, arena, "saved intermediates");
   }
 }
 

@@ -34,10 +34,12 @@ struct EngineShape {
   /// Elements of a block's device gradient: its slab, and the share of the embedding's that a tied head
   /// brings along where the embedding's has no buffer of its own.
   std::int64_t gradient_elements(int block) const;
-  /// Tokens that buffers of activations hold: those of a step, or micro-batch-major of a group.
+  /// Tokens that buffers of inputs hold: those of a step, or micro-batch-major of a group.
   std::int64_t activation_tokens() const {
     return schedule.loop_order == LoopOrder::layer_major ? bounds.tokens : bounds.group_tokens;
   }
+  /// Tokens that buffers of kept intermediates hold: those of the chunks that keep them.
+  std::int64_t intermediate_tokens() const;
 };
 
 /// Which intermediates of a decoder block outlive its forward pass.
@@ -66,13 +68,12 @@ struct DeviceBuffers {
   TensorView matrices;                     ///< fp32: a block's matrices, merged
   TensorView vectors;                      ///< a block's vectors, merged (fp32)
   std::vector<TensorView> gradient_slots;  ///< (elements of the largest block that uses them) fp32
-  /// (A, h) each, A the shape's activation_tokens. Activations on the host: two, taking turns by block
-  /// parity. On the device: [b] is the input of block b, [0] empty.
+  /// (A, h) each, A the shape's activation_tokens; by ScheduleSettings::input_buffer.
   std::vector<TensorView> inputs;
-  TensorView residual_gradient;  ///< (T, h)
-  /// Saved on the host: a ring for chunks. Saved on the device: [b] holds A tokens of block b, if it saves
-  /// any.
-  std::vector<DecoderIntermediates> saved;
+  TensorView residual_gradient;            ///< (T, h)
+  std::vector<DecoderIntermediates> kept;  ///< [b]: the shape's intermediate_tokens, if kept on the device
+  std::vector<DecoderIntermediates>
+      in_transit;                              ///< a ring for chunks of the blocks that keep them on the host
   DecoderIntermediates scratch_intermediates;  ///< what is not saved, for one chunk
   bool key_value_raw_spans_group = false;      ///< scratch key_value_raw has S rows instead of C
   std::vector<GroupKeyValue> groups;           ///< one, or one per decoder block (index block − 1)
@@ -96,7 +97,7 @@ struct HostBuffers {
   /// By host gradient slab, fp32; without what is kept on the device.
   std::vector<TensorView> gradients;
   std::vector<TensorView> inputs;                   ///< (A, h) by block; empty where not saved
-  std::vector<DecoderIntermediates> intermediates;  ///< (A, ...) by block
+  std::vector<DecoderIntermediates> intermediates;  ///< by block, the shape's intermediate_tokens
 };
 
 /// The views of `set` restricted to rows [first, first + count); empty views stay empty.

@@ -18,7 +18,8 @@ struct Resource {
     device_gradient,      ///< of a block: what waits on the device
     weight_slot,          ///< index
     input,                ///< a decoder block's input buffer, by (buffer, chunk)
-    intermediates,        ///< saved intermediates on the device, by (slot) or (block, chunk)
+    intermediates,        ///< kept on the device, by (block, chunk)
+    intermediate_slot,    ///< index: on their way from or to the host
     saved_input,          ///< host copy, by (block, chunk)
     saved_intermediates,  ///< host copy, by (block, chunk)
     gradient_slot,        ///< device gradient buffer

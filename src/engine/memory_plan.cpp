@@ -50,7 +50,8 @@ RunConfig with_default_placement(RunConfig config, const Device& device) {
   set_default(config.loop_order, LoopOrder::layer_major);
   set_default(config.activation_policy, ActivationPolicy::input);
   set_default(config.activation_blocks, std::numeric_limits<std::int32_t>::max());
-  set_default(config.activations_on_host, true);
+  set_default(config.activation_chunks, std::numeric_limits<std::int32_t>::max());
+  set_default(config.device_activation_blocks, 0);
   // A simulated device's optimizer would run on the host's threads as well.
   const bool hosts_alone = config.optimizer_update == OptimizerUpdate::immediate || device.uses_host_memory();
   set_default(config.optimizer_device_share, hosts_alone ? 0.0 : 0.5);
@@ -91,7 +92,8 @@ EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& given, Eng
     schedule.loop_order = *config.loop_order;
     schedule.activation_policy = *config.activation_policy;
     schedule.activation_blocks = at_most_all(*config.activation_blocks);
-    schedule.activations_on_host = *config.activations_on_host;
+    schedule.activation_chunks = static_cast<int>(*config.activation_chunks);
+    schedule.device_activation_blocks = at_most_all(*config.device_activation_blocks);
     schedule.optimizer_update = config.optimizer_update;
     const double share = *config.optimizer_device_share;
     if (config.optimizer_update == OptimizerUpdate::immediate &&
@@ -188,7 +190,7 @@ void check_memory(const Ledger& ledger, const HostBudget& host, const Device& de
   if (problems.empty()) return;
   throw ResourceError(fmt::format(
       "{}{}  lower chunk_tokens, cutoff_len or per_device_train_batch_size, place less on what is short "
-      "(resident_blocks, weight_slots, activation_policy, activation_home, gradient_home), or raise the limit that "
+      "(resident_blocks, weight_slots, activation_policy, device_activation_blocks, gradient_home), or raise the limit that "
       "binds (device_memory_limit, host_memory_limit)",
       problems, ledger.to_table()));
 }

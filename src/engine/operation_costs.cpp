@@ -364,18 +364,19 @@ OperationCosts::KernelWork OperationCosts::head(const Operation& operation) cons
 OperationCosts::KernelWork OperationCosts::rebuild(const Operation& operation) const {
   const ModelSpec& spec = shape_.spec;
   const double t = tokens(operation);
+  const ActivationPolicy kept = shape_.schedule.policy(operation.block, chunks_, operation.chunk);
   const auto size = static_cast<double>(size_of(shape_.compute));
   const double h = t * static_cast<double>(spec.hidden_size);
   const double kv = t * static_cast<double>(spec.key_value_size());
   const bool projects =
-      shape_.schedule.policy(operation.block) != ActivationPolicy::all || shape_.schedule.activations_on_host;
+      kept != ActivationPolicy::all || !shape_.schedule.activations_on_device(operation.block);
   KernelWork work;
   if (projects) {
     work.move(2.0 * size * h, efficiency::norm_forward);
     ++work.launches;
   }
   // The schedule counts this product in the backward pass, where there is none when projections are saved.
-  if (projects && shape_.schedule.policy(operation.block) == ActivationPolicy::all) {
+  if (projects && kept == ActivationPolicy::all) {
     work.gemm_flops = 4.0 * kv * static_cast<double>(spec.hidden_size);
     work.gemm_tokens = t;
   }

@@ -26,7 +26,8 @@ struct Choice {
   LoopOrder loop_order;
   ActivationPolicy activation_policy;
   std::int64_t activation_blocks;
-  bool activations_on_host;
+  std::int64_t activation_chunks;
+  std::int64_t device_activation_blocks;
   int share_percent;  ///< of each streamed block's update, the device's
   bool gradients_on_host;
   bool updates_in_place;
@@ -49,6 +50,9 @@ class Search {
     add_process_lines(process_, data_bytes, machine.engine_bytes);
     chunks_ = uniform_chunk_plan(config.per_device_train_batch_size * config.gradient_accumulation_steps,
                                  config.cutoff_len, config.chunk_tokens);
+    for (const ChunkGroup& group : chunks_.groups) {
+      chunks_of_row_ = std::max<std::int64_t>(chunks_of_row_, group.num_chunks);
+    }
   }
 
   bool any_fits() const {
@@ -67,11 +71,12 @@ class Search {
     // From the best few, and from the best of each kind: no single change leads from one kind to another for
     // the better.
     constexpr std::size_t most_descents = 3;
-    std::set<std::tuple<bool, bool, ActivationPolicy>> kinds;
+    std::set<std::tuple<bool, std::int64_t, ActivationPolicy>> kinds;
     for (std::size_t start = 0; start < starts.size(); ++start) {
       const Choice& choice = starts[start].second;
       const bool is_best_of_its_kind =
-          kinds.emplace(choice.updates_in_place, choice.activations_on_host, choice.activation_policy).second;
+          kinds.emplace(choice.updates_in_place, choice.device_activation_blocks, choice.activation_policy)
+              .second;
       if (start >= most_descents && !is_best_of_its_kind) continue;
       if (std::isfinite(starts[start].first)) best = std::min(best, descend(starts[start]));
     }
@@ -91,7 +96,7 @@ class Search {
         {{all, 0}, {all, num_layers() / 2}, {all, num_layers()}, {input_attention, num_layers() / 2}}};
     std::vector<Choice> points;
     for (const LoopOrder order : {LoopOrder::layer_major, LoopOrder::micro_batch_major}) {
-      for (const bool on_host : {true, false}) {
+      for (const int on_device : {0, num_layers()}) {
         for (const auto& [policy, blocks] : kept) {
           for (const bool gradients_on_host : {true, false}) {
             for (const bool in_place : {false, true}) {
@@ -100,7 +105,8 @@ class Search {
                                 .loop_order = order,
                                 .activation_policy = policy,
                                 .activation_blocks = blocks,
-                                .activations_on_host = on_host,
+                                .activation_chunks = chunks_of_row_,
+                                .device_activation_blocks = on_device,
                                 .share_percent = 50,
                                 .gradients_on_host = gradients_on_host,
                                 .updates_in_place = in_place});
@@ -109,7 +115,12 @@ class Search {
         }
       }
     }
-    for (const Choice& extreme : smallest()) points.push_back(extreme);
+    for (const Choice& extreme : smallest()) {
+      points.push_back(extreme);
+      for (const ActivationPolicy policy : {input_attention, all}) {
+        points.push_back(with_most_chunks(extreme, policy));
+      }
+    }
     return points;
   }
 
@@ -118,20 +129,58 @@ class Search {
   /// the grain of the shares.
   std::vector<Choice> smallest() const {
     std::vector<Choice> all;
-    for (const bool activations_on_host : {true, false}) {
-      for (int share = 0; share <= 100; share += 5) {
-        const Choice choice = obeying({.weight_slots = 1,
-                                       .loop_order = LoopOrder::layer_major,
-                                       .activation_policy = ActivationPolicy::all,
-                                       .activation_blocks = 0,
-                                       .activations_on_host = activations_on_host,
-                                       .share_percent = share,
-                                       .gradients_on_host = share == 0,
-                                       .updates_in_place = false});
-        if (std::ranges::find(all, choice) == all.end()) all.push_back(choice);
-      }
+    const auto add = [&](const Choice& choice) {
+      if (std::ranges::find(all, choice) == all.end()) all.push_back(choice);
+    };
+    for (int share = 0; share <= 100; share += 5) {
+      Choice choice = obeying({.weight_slots = 1,
+                               .loop_order = LoopOrder::layer_major,
+                               .activation_policy = ActivationPolicy::all,
+                               .activation_blocks = 0,
+                               .activation_chunks = chunks_of_row_,
+                               .device_activation_blocks = 0,
+                               .share_percent = share,
+                               .gradients_on_host = share == 0,
+                               .updates_in_place = false});
+      add(choice);
+      add(with_most_activations_on_device(choice));
     }
     return all;
+  }
+
+  /// As many blocks' activations on the device as it holds beside the choice's other demands.
+  Choice with_most_activations_on_device(Choice choice) const {
+    if (given_.device_activation_blocks) return choice;
+    std::int64_t too_many = num_layers() + 1;
+    choice.device_activation_blocks = 0;
+    while (too_many - choice.device_activation_blocks > 1) {
+      Choice more = choice;
+      more.device_activation_blocks += (too_many - choice.device_activation_blocks) / 2;
+      const RunConfig config = config_of(more, given_.resident_blocks.value_or(0));
+      if (fits_device(memory_of(config).ledger)) {
+        choice = more;
+      } else {
+        too_many = more.device_activation_blocks;
+      }
+    }
+    return choice;
+  }
+
+  /// All blocks keep what the policy says, of as many chunks of a row as fit.
+  Choice with_most_chunks(Choice choice, ActivationPolicy policy) const {
+    choice.activation_policy = policy;
+    choice.activation_blocks = num_layers();
+    const auto with_chunks = [&](std::int64_t chunks) {
+      choice.activation_chunks = chunks;
+      return with_most_activations_on_device(obeying(choice));
+    };
+    std::int64_t fitting = 1;
+    std::int64_t too_many = chunks_of_row_ + 1;
+    while (too_many - fitting > 1) {
+      const std::int64_t middle = fitting + (too_many - fitting) / 2;
+      (most_resident(with_chunks(middle)) >= 0 ? fitting : too_many) = middle;
+    }
+    return with_chunks(fitting);
   }
 
   /// The choice with what the configuration gives, and one of the choices that come to the same.
@@ -143,7 +192,8 @@ class Search {
     obey(choice.loop_order, given_.loop_order);
     obey(choice.activation_policy, given_.activation_policy);
     obey(choice.activation_blocks, given_.activation_blocks);
-    obey(choice.activations_on_host, given_.activations_on_host);
+    obey(choice.activation_chunks, given_.activation_chunks);
+    obey(choice.device_activation_blocks, given_.device_activation_blocks);
     obey(choice.gradients_on_host, given_.gradients_on_host);
     obey(choice.updates_in_place, given_.updates_in_place);
     const bool immediate = given_.optimizer_update == OptimizerUpdate::immediate;
@@ -154,6 +204,8 @@ class Search {
       choice.share_percent = static_cast<int>(std::lround(100.0 * *given_.optimizer_device_share));
     }
     choice.activation_blocks = std::min<std::int64_t>(choice.activation_blocks, num_layers());
+    choice.activation_chunks = std::min(choice.activation_chunks, chunks_of_row_);
+    choice.device_activation_blocks = std::min<std::int64_t>(choice.device_activation_blocks, num_layers());
     // One group: both orders are the same, and layer-major needs less memory.
     if (!given_.loop_order && chunks_.groups.size() == 1) choice.loop_order = LoopOrder::layer_major;
     return choice;
@@ -165,7 +217,8 @@ class Search {
     config.loop_order = choice.loop_order;
     config.activation_policy = choice.activation_policy;
     config.activation_blocks = choice.activation_blocks;
-    config.activations_on_host = choice.activations_on_host;
+    config.activation_chunks = choice.activation_chunks;
+    config.device_activation_blocks = choice.device_activation_blocks;
     if (!config.optimizer_device_share) config.optimizer_device_share = choice.share_percent / 100.0;
     config.gradients_on_host = choice.gradients_on_host;
     config.updates_in_place = choice.updates_in_place;
@@ -241,9 +294,24 @@ class Search {
       changed = obeying(changed);
       if (changed != from) all.push_back(changed);
     };
-    for (const int step : {1, -1, 4, -4, 16, -16}) {
+    // What is kept, with the same homes and with those that leave the host the most room.
+    const auto add_kept = [&](const std::function<void(Choice&)>& change) {
+      add(change);
       add([&](Choice& c) {
+        change(c);
+        c = with_most_activations_on_device(c);
+      });
+    };
+    for (const int step : {1, -1, 4, -4, 16, -16}) {
+      add_kept([&](Choice& c) {
         c.activation_blocks = std::clamp<std::int64_t>(c.activation_blocks + step, 0, num_layers());
+      });
+      add_kept([&](Choice& c) {
+        c.activation_chunks = std::clamp<std::int64_t>(c.activation_chunks + step, 1, chunks_of_row_);
+      });
+      add([&](Choice& c) {
+        c.device_activation_blocks =
+            std::clamp<std::int64_t>(c.device_activation_blocks + step, 0, num_layers());
       });
     }
     for (const int step : {5, -5, 20, -20}) {
@@ -251,6 +319,7 @@ class Search {
     }
     for (const auto policy : {ActivationPolicy::input_attention, ActivationPolicy::all}) {
       add([&](Choice& c) { c.activation_policy = policy; });
+      add([&](Choice& c) { c = with_most_chunks(c, policy); });
       add([&](Choice& c) {
         c.activation_policy = policy;
         c.activation_blocks = num_layers();
@@ -259,7 +328,6 @@ class Search {
     for (const std::int64_t slots : {1, 2, 3}) add([&](Choice& c) { c.weight_slots = slots; });
     add([](Choice& c) { c.gradients_on_host = !c.gradients_on_host; });
     if (may_update_in_place()) add([](Choice& c) { c.updates_in_place = !c.updates_in_place; });
-    add([](Choice& c) { c.activations_on_host = !c.activations_on_host; });
     add([](Choice& c) {
       c.loop_order =
           c.loop_order == LoopOrder::layer_major ? LoopOrder::micro_batch_major : LoopOrder::layer_major;
@@ -328,6 +396,7 @@ class Search {
   std::unique_ptr<MemoryBackend> backend_;
   Ledger process_;
   ChunkPlan chunks_;
+  std::int64_t chunks_of_row_ = 1;  ///< at most
   std::map<Choice, double> seconds_;
   std::size_t num_operations_ = 0;
   int num_simulated_ = 0;

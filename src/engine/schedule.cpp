@@ -88,6 +88,20 @@ int num_host_gradient_slabs(const ScheduleSettings& settings) {
   return settings.host_gradient_ring + (settings.head_uses_embedding ? 1 : 0);
 }
 
+std::vector<std::int64_t> intermediate_rows(const ScheduleSettings& settings, const ChunkPlan& chunks) {
+  std::vector<std::int64_t> rows(chunks.chunks.size(), -1);
+  std::int64_t next = 0;
+  for (const ChunkGroup& group : chunks.groups) {
+    if (settings.loop_order == LoopOrder::micro_batch_major) next = 0;
+    for (int index = settings.first_keeping(group); index < group.num_chunks; ++index) {
+      const auto chunk = static_cast<std::size_t>(group.first_chunk + index);
+      rows[chunk] = next;
+      next += chunks.chunks[chunk].num_tokens;
+    }
+  }
+  return rows;
+}
+
 Schedule build_schedule(const ScheduleSettings& settings, const ChunkPlan& chunks,
                         const std::vector<BlockCost>& costs) {
   return StepBuilder(settings, chunks, costs).build();

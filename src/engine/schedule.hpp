@@ -125,20 +125,46 @@ struct ScheduleSettings {
   /// Decoder blocks that keep what activation_policy says, counted from the last; the others keep their
   /// input.
   int activation_blocks = std::numeric_limits<int>::max();
-  bool activations_on_host = true;
+  /// And of these of each group the last so many chunks: the last of a long row see the most keys.
+  int activation_chunks = std::numeric_limits<int>::max();
+  /// Decoder blocks whose activations stay on the device, counted from the last; those of the others wait on
+  /// the host.
+  int device_activation_blocks = 0;
   OptimizerUpdate optimizer_update = OptimizerUpdate::deferred;
   DeviceUpdate device_update;
   bool kernels_reach_host = false;  ///< see MemoryBackend
   bool promotes_by_kernel = false;  ///< weights come to their slot by a kernel
 
-  /// The device buffer that holds a block's input. Activations on the host: two take turns. On the device:
-  /// each block has its own.
-  int input_buffer(int block) const { return activations_on_host ? block % 2 : block; }
-  /// What a decoder block keeps.
-  ActivationPolicy policy(int block) const {
-    return num_blocks - 1 - block <= activation_blocks ? activation_policy : ActivationPolicy::input;
+  int head() const { return num_blocks - 1; }
+  /// The first block whose activations stay on the device; the head if none do.
+  int first_device_activations() const { return head() - std::min(head() - 1, device_activation_blocks); }
+  bool activations_on_device(int block) const {
+    return block >= first_device_activations() && block < head();
   }
-  bool saves_intermediates(int block) const { return policy(block) != ActivationPolicy::input; }
+  /// The device buffer that holds a block's input: one of its own behind the first two where activations stay
+  /// on the device. The other blocks and the head take turns with the first two.
+  int input_buffer(int block) const {
+    const int first = first_device_activations();
+    if (activations_on_device(block)) return 2 + block - first;
+    return std::min(block, first) % 2;
+  }
+  int num_input_buffers() const { return 2 + head() - first_device_activations(); }
+  /// Whether a block's input waits on the host for the backward pass. The last one that would still stands
+  /// where the forward pass left it.
+  bool input_leaves(int block) const { return train && block >= 1 && block < first_device_activations() - 1; }
+  /// What a decoder block keeps, of the chunks that keep it.
+  ActivationPolicy policy(int block) const {
+    return head() - block <= activation_blocks ? activation_policy : ActivationPolicy::input;
+  }
+  /// Of a group's chunks the first that keeps what its block's policy says, counted within the group.
+  int first_keeping(const ChunkGroup& group) const {
+    return group.num_chunks - std::min(group.num_chunks, activation_chunks);
+  }
+  /// What a decoder block keeps of a chunk.
+  ActivationPolicy policy(int block, const ChunkPlan& chunks, int chunk) const {
+    const ChunkGroup& group = chunks.group_of(chunk);
+    return chunk - group.first_chunk >= first_keeping(group) ? policy(block) : ActivationPolicy::input;
+  }
   /// Whether a block's gradient grows in a device buffer of its own, where what is kept of it waits for its
   /// update; else in one of the ring, which it leaves. Micro-batch-major it would leave it and come back for
   /// every micro-batch.
@@ -155,15 +181,23 @@ struct ScheduleSettings {
            optimizer_update == OptimizerUpdate::deferred && device_update.kept(0) == 0;
   }
   int num_streamed_blocks() const { return num_blocks - std::min(num_blocks, device_update.resident_blocks); }
-  /// The place of a chunk in buffers of activations. Micro-batch-major they hold one group, and serve all.
-  int activation_place(const ChunkPlan& chunks, int chunk) const {
-    if (loop_order == LoopOrder::layer_major) return chunk;
-    const auto group = static_cast<std::size_t>(chunks.chunks[static_cast<std::size_t>(chunk)].group);
-    return chunk - chunks.groups[group].first_chunk;
+  /// The place of a chunk in buffers of inputs. Micro-batch-major they hold one group, and serve all.
+  int input_place(const ChunkPlan& chunks, int chunk) const {
+    return loop_order == LoopOrder::layer_major ? chunk : chunk - chunks.group_of(chunk).first_chunk;
+  }
+  /// The same in buffers of kept intermediates, which hold the chunks that keep them and no others.
+  int intermediate_place(const ChunkPlan& chunks, int chunk) const {
+    return loop_order == LoopOrder::layer_major
+               ? chunk
+               : input_place(chunks, chunk) - first_keeping(chunks.group_of(chunk));
   }
 };
 
 /// The host gradient slab of a block. Deferred update needs one per block; immediate update passes them
+/// The first row of each chunk in buffers of kept intermediates (see ScheduleSettings::intermediate_place);
+/// negative for chunks that keep none.
+std::vector<std::int64_t> intermediate_rows(const ScheduleSettings& settings, const ChunkPlan& chunks);
+
 /// through a ring, beside which a tied embedding keeps one of its own, since the head adds to it first.
 int host_gradient_slab(const ScheduleSettings& settings, int block);
 int num_host_gradient_slabs(const ScheduleSettings& settings);

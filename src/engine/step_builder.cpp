@@ -173,46 +173,44 @@ std::int64_t StepBuilder::fetch_bytes(int block) const {
 // --- activations ---
 
 Resource StepBuilder::input(int block, int chunk) const {
-  return {Kind::input, settings_.input_buffer(block), place(chunk)};
-}
-
-/// The last decoder block's input still stands where the forward pass left it when the backward pass comes
-/// to it.
-bool StepBuilder::input_leaves(int block) const {
-  return settings_.train && settings_.activations_on_host && block >= 1 && block < head_ - 1;
+  return {Kind::input, settings_.input_buffer(block), input_place(chunk)};
 }
 
 /// Intermediates on the device: a ring when they go to the host, else a place of their own.
 Resource StepBuilder::intermediates(int block, int chunk, int slot) const {
-  return settings_.activations_on_host ? Resource{Kind::intermediates, slot}
-                                       : Resource{Kind::intermediates, block, place(chunk)};
+  if (!settings_.activations_on_device(block)) return {Kind::intermediate_slot, slot};
+  return {Kind::intermediates, block, settings_.intermediate_place(chunks_, chunk)};
 }
 
-int StepBuilder::next_intermediate_slot(int block) {
-  if (!settings_.saves_intermediates(block) || !settings_.activations_on_host) return -1;
+Resource StepBuilder::saved_intermediates(int block, int chunk) const {
+  return {Kind::saved_intermediates, block, settings_.intermediate_place(chunks_, chunk)};
+}
+
+int StepBuilder::next_intermediate_slot(int block, int chunk) {
+  if (!keeps_intermediates(block, chunk) || settings_.activations_on_device(block)) return -1;
   return intermediate_uses_++ % settings_.intermediate_slots;
 }
 
 void StepBuilder::save_input(int block, int chunk) {
-  if (!input_leaves(block)) return;
+  if (!settings_.input_leaves(block)) return;
   tracker_.append({.kind = OperationKind::save_input,
                    .lane = Lane::d2h,
                    .block = block,
                    .chunk = chunk,
                    .bytes = cost(block).input_bytes_per_token * tokens(chunk),
                    .dependencies = {}},
-                  {input(block, chunk)}, {{Kind::saved_input, block, place(chunk)}});
+                  {input(block, chunk)}, {{Kind::saved_input, block, input_place(chunk)}});
 }
 
 void StepBuilder::load_input(int block, int chunk) {
-  if (!input_leaves(block)) return;
+  if (!settings_.input_leaves(block)) return;
   tracker_.append({.kind = OperationKind::load_input,
                    .lane = Lane::h2d,
                    .block = block,
                    .chunk = chunk,
                    .bytes = cost(block).input_bytes_per_token * tokens(chunk),
                    .dependencies = {}},
-                  {{Kind::saved_input, block, place(chunk)}}, {input(block, chunk)});
+                  {{Kind::saved_input, block, input_place(chunk)}}, {input(block, chunk)});
 }
 
 // --- passes ---
@@ -229,13 +227,13 @@ void StepBuilder::add_flops(Operation& operation, double gemms_per_token, double
 void StepBuilder::forward(int block, Groups groups) {
   fetch_ahead();
   for_each_chunk(groups, [&](int chunk) {
-    const int slot = block == 0 ? -1 : next_intermediate_slot(block);
+    const int slot = block == 0 ? -1 : next_intermediate_slot(block, chunk);
     std::vector<Resource> reads = with_weights(block, {});
     std::vector<Resource> writes{input(block + 1, chunk)};
     if (block > 0) {
       reads.push_back(input(block, chunk));
       writes.push_back({Kind::group_key_value});
-      if (settings_.saves_intermediates(block)) writes.push_back(intermediates(block, chunk, slot));
+      if (keeps_intermediates(block, chunk)) writes.push_back(intermediates(block, chunk, slot));
     }
     Operation operation{.kind = OperationKind::forward,
                         .lane = Lane::compute,
@@ -255,8 +253,7 @@ void StepBuilder::forward(int block, Groups groups) {
                        .intermediate_slot = slot,
                        .bytes = cost(block).intermediate_bytes_per_token * tokens(chunk),
                        .dependencies = {}},
-                      {intermediates(block, chunk, slot)},
-                      {{Kind::saved_intermediates, block, place(chunk)}});
+                      {intermediates(block, chunk, slot)}, {saved_intermediates(block, chunk)});
     }
   });
   end_visit();
@@ -317,7 +314,7 @@ void StepBuilder::backward(int block, Groups groups) {
 
 void StepBuilder::rebuild_key_value(int block, int chunk) {
   std::vector<Resource> reads = with_weights(block, {input(block, chunk)});
-  if (settings_.saves_intermediates(block) && !settings_.activations_on_host)
+  if (keeps_intermediates(block, chunk) && settings_.activations_on_device(block))
     reads.push_back(intermediates(block, chunk, -1));
   tracker_.append({.kind = OperationKind::rebuild_key_value,
                    .lane = Lane::compute,
@@ -329,7 +326,7 @@ void StepBuilder::rebuild_key_value(int block, int chunk) {
 }
 
 void StepBuilder::backward_chunk(int block, int chunk) {
-  const int slot = next_intermediate_slot(block);
+  const int slot = next_intermediate_slot(block, chunk);
   if (slot >= 0) {
     tracker_.append({.kind = OperationKind::load_intermediates,
                      .lane = Lane::h2d,
@@ -338,11 +335,11 @@ void StepBuilder::backward_chunk(int block, int chunk) {
                      .intermediate_slot = slot,
                      .bytes = cost(block).intermediate_bytes_per_token * tokens(chunk),
                      .dependencies = {}},
-                    {{Kind::saved_intermediates, block, place(chunk)}}, {intermediates(block, chunk, slot)});
+                    {saved_intermediates(block, chunk)}, {intermediates(block, chunk, slot)});
   }
   std::vector<Resource> writes{{Kind::residual_gradient, 0, chunk}, gradient(block)};
   // The backward pass overwrites some of its intermediates with their gradients.
-  if (settings_.saves_intermediates(block)) writes.push_back(intermediates(block, chunk, slot));
+  if (keeps_intermediates(block, chunk)) writes.push_back(intermediates(block, chunk, slot));
   Operation operation{.kind = OperationKind::backward,
                       .lane = Lane::compute,
                       .block = block,
@@ -353,10 +350,10 @@ void StepBuilder::backward_chunk(int block, int chunk) {
                       .starts_gradient = starts_gradient(block),
                       .dependencies = {}};
   // Twice the forward GEMMs and 2.5 times its attention, and what the policy computes again.
-  const ActivationPolicy policy = settings_.policy(block);
-  const double again = policy == ActivationPolicy::all ? 0.0 : cost(block).recomputed_flops_per_token;
+  const ActivationPolicy kept = policy(block, chunk);
+  const double again = kept == ActivationPolicy::all ? 0.0 : cost(block).recomputed_flops_per_token;
   add_flops(operation, 2.0 * cost(block).forward_flops_per_token + again,
-            policy == ActivationPolicy::input ? 3.5 : 2.5);
+            kept == ActivationPolicy::input ? 3.5 : 2.5);
   tracker_.append(std::move(operation), with_weights(block, {input(block, chunk), {Kind::group_key_value}}),
                   writes);
 }

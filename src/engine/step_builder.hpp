@@ -39,11 +39,15 @@ class StepBuilder {
   std::vector<Resource> with_weights(int block, std::vector<Resource> others) const;
 
   // --- activations ---
-  int place(int chunk) const { return settings_.activation_place(chunks_, chunk); }
+  int input_place(int chunk) const { return settings_.input_place(chunks_, chunk); }
   Resource input(int block, int chunk) const;
-  bool input_leaves(int block) const;
+  ActivationPolicy policy(int block, int chunk) const { return settings_.policy(block, chunks_, chunk); }
+  bool keeps_intermediates(int block, int chunk) const {
+    return policy(block, chunk) != ActivationPolicy::input;
+  }
   Resource intermediates(int block, int chunk, int slot) const;
-  int next_intermediate_slot(int block);
+  Resource saved_intermediates(int block, int chunk) const;
+  int next_intermediate_slot(int block, int chunk);
   void save_input(int block, int chunk);
   void load_input(int block, int chunk);
 

@@ -21,6 +21,7 @@ void StepRunner::begin(const ChunkPlan& chunks, double max_grad_norm, const ops:
   LAYERSTREAM_EXPECT(chunks.max_position <= parts_.shape.max_positions, "{} positions, rope tables for {}",
                      chunks.max_position, parts_.shape.max_positions);
   chunks_ = &chunks;
+  intermediate_rows_ = layerstream::intermediate_rows(parts_.shape.schedule, chunks);
   max_grad_norm_ = max_grad_norm;
   optimizer_settings_ = optimizer;
   bound_ = {};
@@ -126,24 +127,27 @@ const BlockLayout& StepRunner::layout_of(int block) const {
   return parts_.shape.layout.blocks[static_cast<std::size_t>(block)];
 }
 
-SavedIntermediates StepRunner::saved_of(int block) const {
+SavedIntermediates StepRunner::saved_of(const Operation& operation) const {
   const ScheduleSettings& schedule = parts_.shape.schedule;
-  return schedule.train ? saved_by(schedule.policy(block)) : SavedIntermediates{};
+  return schedule.train ? saved_by(schedule.policy(operation.block, *chunks_, operation.chunk))
+                        : SavedIntermediates{};
 }
 
-template <class Set>
-Set StepRunner::rows_in_buffer(const Set& buffer, const Chunk& chunk) const {
+TensorView StepRunner::input_rows(const TensorView& buffer, const Chunk& chunk) const {
   const bool holds_step = parts_.shape.schedule.loop_order == LoopOrder::layer_major;
-  const std::int64_t first = holds_step ? chunk.first_token : chunk.offset_in_group;
-  if constexpr (std::is_same_v<Set, TensorView>)
-    return buffer.rows(first, chunk.num_tokens);
-  else
-    return rows_of(buffer, first, chunk.num_tokens);
+  return buffer.rows(holds_step ? chunk.first_token : chunk.offset_in_group, chunk.num_tokens);
+}
+
+/// Empty where the chunk keeps none.
+DecoderIntermediates StepRunner::intermediate_rows(const DecoderIntermediates& buffer, int chunk) const {
+  const std::int64_t first = intermediate_rows_[static_cast<std::size_t>(chunk)];
+  if (first < 0) return {};
+  return rows_of(buffer, first, chunks_->chunks[static_cast<std::size_t>(chunk)].num_tokens);
 }
 
 TensorView StepRunner::input_of(int block, const Chunk& chunk) const {
   const std::vector<TensorView>& inputs = parts_.device_buffers.inputs;
-  return rows_in_buffer(inputs[static_cast<std::size_t>(parts_.shape.schedule.input_buffer(block))], chunk);
+  return input_rows(inputs[static_cast<std::size_t>(parts_.shape.schedule.input_buffer(block))], chunk);
 }
 
 DecoderIntermediates StepRunner::scratch_of(const Chunk& chunk) const {
@@ -158,13 +162,13 @@ DecoderIntermediates StepRunner::scratch_of(const Chunk& chunk) const {
 }
 
 DecoderIntermediates StepRunner::saved_views_of(const Operation& operation, const Chunk& chunk) const {
-  const std::vector<DecoderIntermediates>& saved = parts_.device_buffers.saved;
-  if (saved.empty()) return {};
-  if (parts_.shape.schedule.activations_on_host) {
-    if (operation.intermediate_slot < 0) return {};
-    return rows_of(saved[static_cast<std::size_t>(operation.intermediate_slot)], 0, chunk.num_tokens);
+  const DeviceBuffers& device = parts_.device_buffers;
+  if (operation.intermediate_slot >= 0) {
+    return rows_of(device.in_transit[static_cast<std::size_t>(operation.intermediate_slot)], 0,
+                   chunk.num_tokens);
   }
-  return rows_in_buffer(saved[static_cast<std::size_t>(operation.block)], chunk);
+  if (!parts_.shape.schedule.activations_on_device(operation.block)) return {};
+  return intermediate_rows(device.kept[static_cast<std::size_t>(operation.block)], operation.chunk);
 }
 
 DecoderIntermediates StepRunner::intermediates_of(const Operation& operation, const Chunk& chunk) const {
@@ -384,8 +388,8 @@ void StepRunner::rebuild_key_value(const Operation& operation, StreamView stream
   const Chunk& chunk = chunk_of(operation);
   const DecoderWeights weights = decoder_weights(operation.block);
   // Saved projections are at hand only when they live on the device.
-  SavedIntermediates ready = saved_of(operation.block);
-  ready.projections = ready.projections && !parts_.shape.schedule.activations_on_host;
+  SavedIntermediates ready = saved_of(operation);
+  ready.projections = ready.projections && parts_.shape.schedule.activations_on_device(operation.block);
   const DecoderPass pass = pass_of(operation, weights, intermediates_of(operation, chunk));
   decoder_rebuild_key_value(context(stream), pass, ready);
 }
@@ -411,7 +415,7 @@ void StepRunner::backward(const Operation& operation, StreamView stream) {
   // The group's last chunk comes first, and sees all of its keys.
   pass.overwrites_matrix_gradients = operation.starts_gradient;
   pass.overwrites_key_gradients = chunk.offset_in_group + chunk.num_tokens == group.num_tokens;
-  decoder_backward(context(stream), pass, saved_of(operation.block), dy_dx, gradients);
+  decoder_backward(context(stream), pass, saved_of(operation), dy_dx, gradients);
 }
 
 // --- activations ---
@@ -420,7 +424,7 @@ void StepRunner::move_input(const Operation& operation, StreamView stream) {
   const Chunk& chunk = chunk_of(operation);
   const TensorView device = input_of(operation.block, chunk);
   const TensorView host =
-      rows_in_buffer(parts_.host_buffers.inputs[static_cast<std::size_t>(operation.block)], chunk);
+      input_rows(parts_.host_buffers.inputs[static_cast<std::size_t>(operation.block)], chunk);
   if (operation.kind == OperationKind::save_input) {
     parts_.backend.copy_to_host(host.data(), device.data(), host.bytes(), stream);
   } else {
@@ -431,8 +435,8 @@ void StepRunner::move_input(const Operation& operation, StreamView stream) {
 void StepRunner::move_intermediates(const Operation& operation, StreamView stream) {
   const Chunk& chunk = chunk_of(operation);
   const DecoderIntermediates device = saved_views_of(operation, chunk);
-  const DecoderIntermediates host =
-      rows_in_buffer(parts_.host_buffers.intermediates[static_cast<std::size_t>(operation.block)], chunk);
+  const DecoderIntermediates host = intermediate_rows(
+      parts_.host_buffers.intermediates[static_cast<std::size_t>(operation.block)], operation.chunk);
   for_each_pair(device, host, [&](const TensorView& on_device, const TensorView& on_host) {
     if (operation.kind == OperationKind::save_intermediates) {
       parts_.backend.copy_to_host(on_host.data(), on_device.data(), on_device.bytes(), stream);

@@ -67,9 +67,9 @@ class StepRunner final : public OperationRunner {
   const BlockLayout& layout_of(int block) const;
   void bind(const Operation& operation, StreamView stream);
 
-  /// The chunk's rows of a buffer of activations.
-  template <class Set>
-  Set rows_in_buffer(const Set& buffer, const Chunk& chunk) const;
+  /// The chunk's rows of a buffer of inputs, and of kept intermediates.
+  TensorView input_rows(const TensorView& buffer, const Chunk& chunk) const;
+  DecoderIntermediates intermediate_rows(const DecoderIntermediates& buffer, int chunk) const;
   TensorView input_of(int block, const Chunk& chunk) const;
   DecoderIntermediates scratch_of(const Chunk& chunk) const;
   DecoderIntermediates intermediates_of(const Operation& operation, const Chunk& chunk) const;
@@ -82,7 +82,7 @@ class StepRunner final : public OperationRunner {
   /// `elements` from `first` on of the buffer that the block's gradient grows in.
   TensorView gradient_of(const Operation& operation, std::int64_t first, std::int64_t elements) const;
   TensorView block_gradient(int block) const;
-  SavedIntermediates saved_of(int block) const;
+  SavedIntermediates saved_of(const Operation& operation) const;
 
   void fetch_weights(const Operation& operation, StreamView stream);
   BlockSource source_of(int block) const;
@@ -113,6 +113,7 @@ class StepRunner final : public OperationRunner {
   Parts parts_;
   bool poison_;
   const ChunkPlan* chunks_ = nullptr;
+  std::vector<std::int64_t> intermediate_rows_;  ///< by chunk, of the step's
   double max_grad_norm_ = 0.0;
   ops::AdamWSettings optimizer_settings_;
   BoundWeights bound_;

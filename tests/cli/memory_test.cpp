@@ -138,7 +138,8 @@ INSTANTIATE_TEST_SUITE_P(
         Configuration{"bf16", {}},
         Configuration{"fp32_three_slots_coherent",
                       {"compute_dtype=fp32", "weight_slots=3", "backend=coherent", "allow_emulation=true"}},
-        Configuration{"everything_saved_on_the_device", {"activation_policy=all", "activation_home=device"}},
+        Configuration{"everything_saved_on_the_device",
+                      {"activation_policy=all", "device_activation_blocks=100"}},
         Configuration{"updated_by_both_three_blocks_resident",
                       {"optimizer_device_share=0.5", "gradient_home=device", "resident_blocks=3"}},
         Configuration{

@@ -38,7 +38,7 @@ TEST_F(ReplanCommand, PlacesARunningModelAnewWithoutChangingABitOfTheRun) {
   config.weight_slots = 2;
   config.loop_order = LoopOrder::layer_major;
   config.activation_policy = ActivationPolicy::input;
-  config.activations_on_host = true;
+  config.device_activation_blocks = 0;
   config.gradients_on_host = true;
   config.resident_blocks = 0;
   files_.write_config(config);

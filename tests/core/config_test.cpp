@@ -84,7 +84,8 @@ max_steps: 1e4
 compute_dtype: fp32
 backend: coherent
 activation_policy: input+attention
-activation_home: device
+activation_chunks: 4
+device_activation_blocks: 12
 optimizer_update: immediate
 device_memory_limit: 24GiB
 host_memory_limit: 40 GB
@@ -103,7 +104,8 @@ host_memory_limit: 40 GB
   EXPECT_EQ(run.compute_dtype, DType::f32);
   EXPECT_EQ(run.backend, BackendChoice::coherent);
   EXPECT_EQ(run.activation_policy, ActivationPolicy::input_attention);
-  EXPECT_EQ(run.activations_on_host, false);
+  EXPECT_EQ(run.activation_chunks, 4);
+  EXPECT_EQ(run.device_activation_blocks, 12);
   EXPECT_EQ(run.optimizer_update, OptimizerUpdate::immediate);
   EXPECT_EQ(run.device_memory_limit, 24ull << 30);
   EXPECT_EQ(run.host_memory_limit, 40'000'000'000u);
@@ -131,7 +133,7 @@ TEST(Config, UnknownKeyIsRefusedWithPlaceAndSuggestion) {
                {"batch_size", "per_device_train_batch_size"},
                {"accumulation", "gradient_accumulation_steps"},
                {"max_seq_length", "cutoff_len"},
-               {"activations_on_host", "activation_home"},
+               {"activation_home", "device_activation_blocks"},
                {"bf16", "compute_dtype"},
                {"weihgt_decay", "weight_decay"},
                {"Seed", "seed"}};
@@ -205,7 +207,8 @@ TEST(Config, WrongTypeOrRangeNamesKeyValuePlaceAndWhatIsAllowed) {
       {"packing: 1", "packing = 1", "true or false"},
       {"packing: tRUE", "packing = tRUE", "true or false"},
       {"backend: pcie", "backend = pcie", "one of auto, explicit, coherent"},
-      {"activation_home: disk", "activation_home = disk", "one of host, device"},
+      {"device_activation_blocks: host", "device_activation_blocks = host", "integer >= 0"},
+      {"activation_chunks: 0", "activation_chunks = 0", "integer"},
       {"compute_dtype: fp16", "compute_dtype = fp16", "one of fp32, bf16"},
       {"train_file: {a: b}", "train_file = a map of a", "a path, or a list of paths"},
       {"train_file: [[a]]", "train_file = [[a]]", "a path, or a list of paths"},
@@ -324,7 +327,7 @@ TEST(Config, PrintedConfigurationReadsBackToTheSameValues) {
   run.learning_rate = 0.1 + 0.2;
   run.adam_epsilon = 1e-300;
   run.activation_policy = ActivationPolicy::input_attention;
-  run.activations_on_host = false;
+  run.device_activation_blocks = 7;
   run.device_memory_limit = 24ull << 30;
   run.host_memory_limit = 1000;
   const RunConfig again = parse(config_yaml(run)).run;

@@ -56,7 +56,7 @@ std::vector<Knob> knobs() {
             {"save_" + name + (on_host ? "_on_host" : "_on_device") + (coherent ? "_coherent" : "_explicit"),
              [policy = policy, on_host, coherent](RunConfig& run) {
                run.activation_policy = policy;
-               run.activations_on_host = on_host;
+               run.device_activation_blocks = on_host ? 0 : 4;
                run.backend = coherent ? BackendChoice::coherent : BackendChoice::explicit_copies;
                run.allow_emulation = coherent;
                run.weight_slots = coherent ? 3 : 1;
@@ -86,8 +86,25 @@ std::vector<Knob> knobs() {
                      [saving, on_host](RunConfig& run) {
                        run.activation_policy = ActivationPolicy::all;
                        run.activation_blocks = saving;
-                       run.activations_on_host = on_host;
+                       run.device_activation_blocks = on_host ? 0 : 4;
                      }});
+    }
+  }
+  // Some blocks' activations on the device and the others' on the host, and of long rows the last chunks.
+  for (const auto& [name, policy] : policies) {
+    if (policy == ActivationPolicy::input) continue;
+    for (const std::int64_t on_device : {1, 2}) {
+      for (const std::int64_t chunks : {1, 3}) {
+        all.push_back({fmt::format("save_{}_of_{}_chunks_{}_blocks_on_device", name, chunks, on_device),
+                       [policy = policy, on_device, chunks](RunConfig& run) {
+                         run.activation_policy = policy;
+                         run.activation_blocks = 3;
+                         run.activation_chunks = chunks;
+                         run.device_activation_blocks = on_device;
+                         run.loop_order =
+                             on_device == 1 ? LoopOrder::micro_batch_major : LoopOrder::layer_major;
+                       }});
+      }
     }
   }
   for (const int resident : {0, 1, 5, 6}) {  // of 6
@@ -99,7 +116,7 @@ std::vector<Knob> knobs() {
                        run.resident_blocks = resident;
                        run.activation_policy = ActivationPolicy::all;
                        run.activation_blocks = 2;
-                       run.activations_on_host = on_host;
+                       run.device_activation_blocks = on_host ? 0 : 4;
                        run.optimizer_device_share = on_host ? 0.5 : 0.0;
                        run.gradients_on_host = resident == 1;
                        run.weight_slots = on_host ? 1 : 3;
@@ -307,7 +324,7 @@ TEST(Law1Evaluation, LossOfAForwardPassEqualsTheTrainingLoss) {
     for (const bool on_host : {true, false}) {
       RunConfig run = tiny_run();
       run.activation_policy = policy;
-      run.activations_on_host = on_host;
+      run.device_activation_blocks = on_host ? 0 : 4;
       const std::unique_ptr<Device> device = make_test_device(std::size_t{1} << 30);
       Engine engine(spec, run, EngineMode::train, *device, {.poison = true});
       engine.parameters().initialize(11, spec.initializer_range, engine.pool());

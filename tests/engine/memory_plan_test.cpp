@@ -84,7 +84,7 @@ void for_each_run(
         for (const BackendChoice backend : {BackendChoice::explicit_copies, BackendChoice::coherent}) {
           for (const ActivationPolicy policy :
                {ActivationPolicy::input, ActivationPolicy::input_attention, ActivationPolicy::all}) {
-            for (const bool on_host : {true, false}) {
+            for (const int on_device : {0, 1, 100}) {
               for (const Updates& updates : all_updates) {
                 for (const std::int64_t chunk_tokens : {7, 40}) {
                   RunConfig run = tiny_run();
@@ -92,7 +92,8 @@ void for_each_run(
                   run.backend = backend;
                   run.allow_emulation = true;
                   run.activation_policy = policy;
-                  run.activations_on_host = on_host;
+                  run.device_activation_blocks = on_device;
+                  run.activation_chunks = on_device == 1 ? 2 : 100;
                   run.optimizer_update = updates.when;
                   run.max_grad_norm = updates.when == OptimizerUpdate::immediate ? 0.0 : 1.0;
                   run.optimizer_device_share = updates.device_share;
@@ -103,10 +104,10 @@ void for_each_run(
                   function(
                       tiny_spec(tied), run, mode,
                       fmt::format(
-                          "generate {}, tied {}, {}, coherent {}, policy {}, on host {}, {}, chunks of {}",
+                          "generate {}, tied {}, {}, coherent {}, policy {}, {} on the device, {}, chunks of {}",
                           mode == EngineMode::generate, tied, name_of(compute),
-                          backend == BackendChoice::coherent, static_cast<int>(policy), on_host, updates.name,
-                          chunk_tokens));
+                          backend == BackendChoice::coherent, static_cast<int>(policy), on_device,
+                          updates.name, chunk_tokens));
                 }
               }
             }

@@ -66,7 +66,8 @@ TEST(Planner, EveryKeyIsDecidedAndEverythingFits) {
     const Plan plan = plan_on(machine, spec, run);
     const RunConfig& c = plan.config;
     EXPECT_TRUE(c.weight_slots && c.loop_order && c.activation_policy && c.activation_blocks &&
-                c.activations_on_host && c.optimizer_device_share && c.resident_blocks && c.gradients_on_host)
+                c.activation_chunks && c.device_activation_blocks && c.optimizer_device_share &&
+                c.resident_blocks && c.gradients_on_host)
         << machine;
     EXPECT_LE(plan.memory.ledger.total(Space::device), described_device(profile, run).memory_limit());
     EXPECT_LE(plan.memory.ledger.total(Space::host), described_host(profile, run).bytes);
@@ -98,7 +99,8 @@ TEST(Planner, GivenKeysAreObeyed) {
       [](RunConfig& run) { run.loop_order = LoopOrder::micro_batch_major; },
       [](RunConfig& run) { run.activation_policy = ActivationPolicy::input_attention; },
       [](RunConfig& run) { run.activation_blocks = 7; },
-      [](RunConfig& run) { run.activations_on_host = true; },
+      [](RunConfig& run) { run.activation_chunks = 1; },
+      [](RunConfig& run) { run.device_activation_blocks = 9; },
       [](RunConfig& run) { run.optimizer_device_share = 0.3; },
       [](RunConfig& run) { run.resident_blocks = 4; },
       [](RunConfig& run) { run.gradients_on_host = true; }};
@@ -111,7 +113,8 @@ TEST(Planner, GivenKeysAreObeyed) {
     EXPECT_TRUE(obeyed(run.loop_order, planned.loop_order));
     EXPECT_TRUE(obeyed(run.activation_policy, planned.activation_policy));
     EXPECT_TRUE(obeyed(run.activation_blocks, planned.activation_blocks));
-    EXPECT_TRUE(obeyed(run.activations_on_host, planned.activations_on_host));
+    EXPECT_TRUE(obeyed(run.activation_chunks, planned.activation_chunks));
+    EXPECT_TRUE(obeyed(run.device_activation_blocks, planned.device_activation_blocks));
     EXPECT_TRUE(obeyed(run.optimizer_device_share, planned.optimizer_device_share));
     EXPECT_TRUE(obeyed(run.resident_blocks, planned.resident_blocks));
     EXPECT_TRUE(obeyed(run.gradients_on_host, planned.gradients_on_host));
@@ -212,9 +215,9 @@ TEST(LongestRow, FitsAndOneUnitMoreDoesNot) {
 TEST(Planner, ARefusalNamesTheGivenKeysThatNarrowTheChoice) {
   RunConfig run = run_of(8192, 24 * gib);
   run.resident_blocks = 20;
-  run.activations_on_host = false;
+  run.device_activation_blocks = 28;
   EXPECT_THAT(refusal_on("h200-pcie5-128g", qwen2_5_7b(), run),
-              AllOf(HasSubstr("resident_blocks: 20"), HasSubstr("activation_home: device")));
+              AllOf(HasSubstr("resident_blocks: 20"), HasSubstr("device_activation_blocks: 28")));
 }
 
 TEST(Planner, ContradictoryKeysAreRefused) {

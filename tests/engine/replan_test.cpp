@@ -42,8 +42,8 @@ TEST(ReplanRequest, TakesPlacementAndLimitsAndNothingElse) {
   }
   for (const char* const key :
        {"hardware_profile", "weight_slots", "loop_order", "activation_policy", "activation_blocks",
-        "activation_home", "optimizer_device_share", "resident_blocks", "gradient_home",
-        "device_memory_limit", "host_memory_limit", "optimizer_threads", "pin_memory"}) {
+        "activation_chunks", "device_activation_blocks", "optimizer_device_share", "resident_blocks",
+        "gradient_home", "device_memory_limit", "host_memory_limit", "optimizer_threads", "pin_memory"}) {
     EXPECT_TRUE(allowed.contains(key)) << key;
   }
   for (const char* const key :
@@ -121,7 +121,7 @@ TEST_F(Replan, TwiceInARunChangesNoBitOfIt) {
   EXPECT_LT(second_size, first_size);
   run->step();
   run->step();
-  ask({"activation_policy=all", "activation_home=host", "resident_blocks=null", "gradient_home=host",
+  ask({"activation_policy=all", "device_activation_blocks=0", "resident_blocks=null", "gradient_home=host",
        "optimizer_threads=2"});
   run->replan_if_asked();
   EXPECT_NE(run->engine().shape().schedule.device_update.resident_blocks, 2) << "given back";

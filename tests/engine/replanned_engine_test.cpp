@@ -30,7 +30,7 @@ std::vector<Placement> placements() {
              run.resident_blocks = 2;
              run.weight_slots = 3;
              run.activation_policy = ActivationPolicy::all;
-             run.activations_on_host = false;
+             run.device_activation_blocks = 4;
              run.optimizer_device_share = 0.9;
              run.gradients_on_host = false;
            }},
@@ -77,7 +77,7 @@ std::vector<Placement> coherent_placements() {
          run.optimizer_device_share = 0.9;
          run.updates_in_place = true;
          run.promotes_by_kernel = true;
-         run.activations_on_host = false;
+         run.device_activation_blocks = 4;
          run.weight_slots = 3;
        }},
   };
@@ -246,7 +246,7 @@ TEST(ReplannedEngine, WhereDeviceMemoryIsRefusedTheHostsHasKeptItsSize) {
   std::shared_ptr<HostRegion> state =
       Engine::release_state(std::make_unique<Engine>(spec, run, EngineMode::train, device));
   const std::size_t bytes = state->bytes();
-  run.activations_on_host = false;
+  run.device_activation_blocks = 4;
   device.take_memory();
   EXPECT_EQ(message_of<ResourceError>([&] {
               Engine(spec, run, EngineMode::train, device, {}, EngineMemory{.progress = {}, .state = state});

@@ -67,7 +67,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Placement{"activations_saved_on_device",
                                 [](RunConfig& run) {
                                   run.activation_policy = ActivationPolicy::all;
-                                  run.activations_on_host = false;
+                                  run.device_activation_blocks = 2;
                                 }},
                       Placement{"half_of_each_block_updated_by_the_device",
                                 [](RunConfig& run) {

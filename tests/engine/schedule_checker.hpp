@@ -24,6 +24,20 @@ inline std::string to_string(const Schedule& schedule, int index) {
                      operation.block, operation.chunk, operation.piece, name_of(operation.lane));
 }
 
+/// Whether a decoder block keeps its activations on the device: the last so many do.
+inline bool keeps_on_device(const ScheduleSettings& settings, int block) {
+  const int head = settings.num_blocks - 1;
+  return block >= 1 && block < head && head - block <= settings.device_activation_blocks;
+}
+
+/// Where a block's input is: the first two buffers are shared by the blocks whose inputs go to the host, by
+/// turns, and by the head, whose turn is after the last of them.
+inline int input_buffer(const ScheduleSettings& settings, int block) {
+  int turn = 0, own = 0;
+  for (int b = 1; b <= block; ++b) (keeps_on_device(settings, b) ? own : turn)++;
+  return keeps_on_device(settings, block) ? 1 + own : turn % 2;
+}
+
 /// The order that an executor must keep and no more: each lane in order, and dependencies. One vector clock
 /// per operation: the last operation of each lane that is done before it begins.
 class HappensBefore {
@@ -171,10 +185,10 @@ class AccessModel {
         break;
       case OperationKind::save_intermediates:
         reads = {{Place::ring, operation.intermediate_slot}};
-        writes = {{Place::saved_intermediates, b, in_buffer(c)}};
+        writes = {{Place::saved_intermediates, b, in_kept_buffer(c)}};
         break;
       case OperationKind::load_intermediates:
-        reads = {{Place::saved_intermediates, b, in_buffer(c)}};
+        reads = {{Place::saved_intermediates, b, in_kept_buffer(c)}};
         writes = {{Place::ring, operation.intermediate_slot}};
         break;
       case OperationKind::loss:
@@ -202,7 +216,7 @@ class AccessModel {
       case OperationKind::rebuild_key_value:
         compute_with_weights();
         reads.push_back(input(b, c));
-        if (!settings_.activations_on_host) {
+        if (on_device(b)) {
           for (const Place& place : intermediates(operation)) reads.push_back(place);
         }
         break;
@@ -250,14 +264,24 @@ class AccessModel {
     }
     return -1;
   }
+  /// The same for what only the last chunks of a group keep.
+  int in_kept_buffer(int chunk) const {
+    if (settings_.loop_order == LoopOrder::layer_major) return chunk;
+    const ChunkGroup& group = chunks_.group_of(chunk);
+    return in_buffer(chunk) - std::max(0, group.num_chunks - settings_.activation_chunks);
+  }
   static Place gradient(const Operation& operation) {
     if (operation.gradient_slot < 0) return {Place::block_gradient, operation.block};
     return {Place::gradient_slot, operation.gradient_slot};
   }
-  bool saves(int block) const {
+  bool saves(const Operation& operation) const {
+    const ChunkGroup& group = chunks_.group_of(operation.chunk);
+    const int later = group.first_chunk + group.num_chunks - 1 - operation.chunk;
     return settings_.activation_policy != ActivationPolicy::input &&
-           block >= settings_.num_blocks - 1 - settings_.activation_blocks;
+           operation.block >= settings_.num_blocks - 1 - settings_.activation_blocks &&
+           later < settings_.activation_chunks;
   }
+  bool on_device(int block) const { return keeps_on_device(settings_, block); }
   static Place state_on_device(const Operation& operation) {
     if (operation.update_slot < 0) return {Place::resident_state, operation.block};
     return {Place::update_slot, operation.update_slot};
@@ -271,12 +295,12 @@ class AccessModel {
     for (int part = 0; part < parts; ++part) reads.push_back({Place::host_slab, block, part});
   }
   Place input(int block, int chunk) const {
-    return {Place::input, settings_.activations_on_host ? block % 2 : block, in_buffer(chunk)};
+    return {Place::input, test::input_buffer(settings_, block), in_buffer(chunk)};
   }
   std::vector<Place> intermediates(const Operation& operation) const {
-    if (!saves(operation.block)) return {};
-    if (!settings_.activations_on_host) {
-      return {{Place::resident, operation.block, in_buffer(operation.chunk)}};
+    if (!saves(operation)) return {};
+    if (on_device(operation.block)) {
+      return {{Place::resident, operation.block, in_kept_buffer(operation.chunk)}};
     }
     return {{Place::ring, operation.intermediate_slot}};
   }

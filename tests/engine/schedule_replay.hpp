@@ -82,9 +82,11 @@ class StepReplay {
     if (!holds && problem_.empty()) problem_ = fmt::format("{}: {}", to_string(schedule_, index_), what);
   }
   bool tied() const { return settings_.head_uses_embedding; }
-  bool saves(int block) const {
+  bool saves(const Operation& operation) const {
+    const ChunkGroup& group = chunks_.group_of(operation.chunk);
     return settings_.activation_policy != ActivationPolicy::input &&
-           block >= head_ - settings_.activation_blocks;
+           operation.block >= head_ - settings_.activation_blocks &&
+           operation.chunk >= group.first_chunk + group.num_chunks - settings_.activation_chunks;
   }
   bool immediate() const { return settings_.optimizer_update == OptimizerUpdate::immediate; }
 
@@ -132,7 +134,7 @@ class StepReplay {
   }
   bool is_updated(int block) const { return updated_parts_[static_cast<std::size_t>(block)] == parts(block); }
 
-  int input_buffer(int block) const { return settings_.activations_on_host ? block % 2 : block; }
+  int input_buffer(int block) const { return test::input_buffer(settings_, block); }
   SlotContent current(int block) const {
     return {block, versions_[static_cast<std::size_t>(block)], block == head_ && tied() ? versions_[0] : 0};
   }
@@ -155,27 +157,31 @@ class StepReplay {
     if (settings_.loop_order == LoopOrder::layer_major) return chunk;
     return chunk - chunks_.groups[static_cast<std::size_t>(group_of(chunk))].first_chunk;
   }
+  int in_kept_buffer(int chunk) const {
+    if (settings_.loop_order == LoopOrder::layer_major) return chunk;
+    return in_buffer(chunk) - std::max(0, chunks_.group_of(chunk).num_chunks - settings_.activation_chunks);
+  }
   int group_of(int chunk) const { return chunks_.chunks[static_cast<std::size_t>(chunk)].group; }
 
   void write_intermediates(const Operation& operation) {
-    if (!saves(operation.block)) return;
-    if (settings_.activations_on_host) {
+    if (!saves(operation)) return;
+    if (!keeps_on_device(settings_, operation.block)) {
       expect(operation.intermediate_slot >= 0 && operation.intermediate_slot < settings_.intermediate_slots,
              "no intermediate slot");
       ring_[operation.intermediate_slot] = {operation.block, operation.chunk};
     } else {
-      resident_[{operation.block, in_buffer(operation.chunk)}] = operation.chunk;
+      resident_[{operation.block, in_kept_buffer(operation.chunk)}] = operation.chunk;
     }
   }
   void take_intermediates(const Operation& operation) {
-    if (!saves(operation.block)) return;
+    if (!saves(operation)) return;
     const std::pair key{operation.block, operation.chunk};
-    if (settings_.activations_on_host) {
+    if (!keeps_on_device(settings_, operation.block)) {
       const auto found = ring_.find(operation.intermediate_slot);
       expect(found != ring_.end() && found->second == key, "the ring holds other intermediates");
       ring_.erase(operation.intermediate_slot);  // overwritten with gradients
     } else {
-      const auto found = resident_.find({operation.block, in_buffer(operation.chunk)});
+      const auto found = resident_.find({operation.block, in_kept_buffer(operation.chunk)});
       expect(found != resident_.end() && found->second == operation.chunk, "the intermediates are not there");
       if (found != resident_.end()) resident_.erase(found);
     }
@@ -279,13 +285,13 @@ class StepReplay {
         const auto found = ring_.find(operation.intermediate_slot);
         expect(found != ring_.end() && found->second == std::pair(b, c),
                "the ring holds other intermediates");
-        saved_intermediates_[{b, in_buffer(c)}] = c;
+        saved_intermediates_[{b, in_kept_buffer(c)}] = c;
         break;
       }
       case OperationKind::load_intermediates:
-        expect(
-            saved_intermediates_.contains({b, in_buffer(c)}) && saved_intermediates_[{b, in_buffer(c)}] == c,
-            "nothing was saved");
+        expect(saved_intermediates_.contains({b, in_kept_buffer(c)}) &&
+                   saved_intermediates_[{b, in_kept_buffer(c)}] == c,
+               "nothing was saved");
         ring_[operation.intermediate_slot] = {b, c};
         break;
       case OperationKind::loss:

@@ -56,16 +56,16 @@ std::string describe(const ScheduleSettings& settings, const ChunkPlan& chunks) 
   return fmt::format(
       "blocks {}, chunks {} in {} groups, tied {}, train {}, pending {}, immediate {}, fetch on {}, slots "
       "{}, gradient slots {}, intermediate slots {}, host ring {}, micro-batch-major {}, policy {} for {} "
-      "blocks, on host {}, device updates "
+      "blocks {} chunks, {} blocks on the device, device updates "
       "[{}] in pieces of {} through {} slots, their gradients on the device {}, {} blocks resident, to load {}",
       settings.num_blocks, chunks.num_chunks(), chunks.groups.size(), settings.head_uses_embedding,
       settings.train, settings.pending_update, settings.optimizer_update == OptimizerUpdate::immediate,
       name_of(settings.fetch_lane), settings.weight_slots, settings.gradient_slots,
       settings.intermediate_slots, settings.host_gradient_ring,
       settings.loop_order == LoopOrder::micro_batch_major, static_cast<int>(settings.activation_policy),
-      settings.activation_blocks, settings.activations_on_host, fmt::join(device.elements, " "),
-      device.piece_elements, device.slots, device.gradients_on_device, device.resident_blocks,
-      settings.load_resident);
+      settings.activation_blocks, settings.activation_chunks, settings.device_activation_blocks,
+      fmt::join(device.elements, " "), device.piece_elements, device.slots, device.gradients_on_device,
+      device.resident_blocks, settings.load_resident);
 }
 
 /// What part of the updates is the device's.
@@ -108,7 +108,7 @@ void for_each_schedule(
     for (const ChunkPlan& chunks : plans) {
       for (const ActivationPolicy policy :
            {ActivationPolicy::input, ActivationPolicy::input_attention, ActivationPolicy::all}) {
-        for (const bool on_host : {true, false}) {
+        for (const bool homes_differ : {true, false}) {
           for (const Gradients gradients : {Gradients::fresh, Gradients::pending, Gradients::immediate}) {
             for (const bool tied : {true, false}) {
               for (const Lane fetch_lane : {Lane::h2d, Lane::compute}) {
@@ -125,7 +125,8 @@ void for_each_schedule(
                     .loop_order = between(0, 1) == 1 ? LoopOrder::micro_batch_major : LoopOrder::layer_major,
                     .activation_policy = policy,
                     .activation_blocks = between(0, 6),
-                    .activations_on_host = on_host,
+                    .activation_chunks = between(1, 4),
+                    .device_activation_blocks = homes_differ ? between(0, 5) : between(0, 1) * 6,
                     .optimizer_update = gradients == Gradients::immediate ? OptimizerUpdate::immediate
                                                                           : OptimizerUpdate::deferred,
                     .device_update = {}};
@@ -478,6 +479,8 @@ TEST(Schedule, ReplayNoticesAStepWithoutOneOfItsOperations) {
                                   .pending_update = true,
                                   .intermediate_slots = 1,
                                   .activation_policy = ActivationPolicy::all,
+                                  .activation_chunks = 2,
+                                  .device_activation_blocks = 1,
                                   .device_update = {}};
         settings.device_update =
             device_update_of(settings, share, [](int low, int high) { return (low + high) / 2; });
@@ -580,10 +583,18 @@ TEST(Schedule, BytesAndFlopsAreThoseOfTheCosts) {
     for (int block = 1; block + 1 < settings.num_blocks; ++block) {
       EXPECT_DOUBLE_EQ(forward_flops[block], 100.0 * static_cast<double>(chunks.num_tokens()) + 10.0 * pairs)
           << describe(settings, chunks);
-      const bool leaves = settings.activations_on_host &&
-                          settings.activation_policy != ActivationPolicy::input &&
-                          settings.num_blocks - 1 - block <= settings.activation_blocks;
-      EXPECT_EQ(saved_bytes[block], leaves ? 64 * chunks.num_tokens() : 0) << describe(settings, chunks);
+      const int from_last = settings.num_blocks - 1 - block;
+      const bool leaves = settings.activation_policy != ActivationPolicy::input &&
+                          from_last <= settings.activation_blocks &&
+                          from_last > settings.device_activation_blocks;
+      std::int64_t tokens = 0;  // of the last chunks of each row
+      for (const ChunkGroup& group : chunks.groups) {
+        for (int chunk = group.num_chunks; chunk-- > 0;) {
+          if (group.num_chunks - chunk > settings.activation_chunks) break;
+          tokens += chunks.chunks[static_cast<std::size_t>(group.first_chunk + chunk)].num_tokens;
+        }
+      }
+      EXPECT_EQ(saved_bytes[block], leaves ? 64 * tokens : 0) << describe(settings, chunks);
     }
   });
 }

@@ -255,7 +255,7 @@ esac
         self.assertEqual(page.count("79 of 80"), 4)
         self.assertEqual(page.count("64 of 64"), 4)
         self.assertIn(
-            "| 8B | 1,048,576 | nothing | all, 28 blocks, device | 1 | 10,837 | 466 | 87 | 100 of 425 |", page
+            "| 8B | 1,048,576 | nothing | all, last 64 chunks of last 28 blocks, 28 blocks on the device | 1 | 10,837 | 466 | 87 | 100 of 425 |", page
         )
         self.assertEqual(page.count("| 1,867,776 | 5,929 | 315 | 368 | host memory |"), 8)
         svg = ET.fromstring((self.folder / "out/grace-hopper.svg").read_text())

@@ -46,7 +46,7 @@ class BenchOutputTest(unittest.TestCase):
         self.assertEqual(run.profile, "h200-pcie5-128g")
         self.assertEqual(run.placement["resident_blocks"], "4")
         self.assertEqual(run.placement["gradient_home"], "host")
-        self.assertEqual(len(run.placement), 8)
+        self.assertEqual(len(run.placement), 9)
         self.assertEqual(
             run.waits, {"weights": 0.303, "optimizer": 0.318, "gradients": 0.0, "activations": 0.0, "issue": 0.005}
         )
@@ -141,7 +141,7 @@ class StudiesTest(unittest.TestCase):
             self.assertEqual(row.replace("\\|", "").count("|"), columns + 1)
         self.assertTrue(rows[2].startswith("| 16 | does not fit: a \\| b |  |"))
         self.assertTrue(rows[3].startswith("| 40 | 9,693 | 3.381 | 3.304 | +2.3% | 37.0 of 37.3 | the device waits"))
-        self.assertIn("4 resident, 2 slots, layer_major, keeps all of 0 blocks on device", rows[3])
+        self.assertIn("4 resident, 2 slots, layer_major, keeps all of 0 blocks, 28 on the device", rows[3])
 
     def test_plots_are_well_formed_and_show_every_run(self):
         run = bench_output.parse(record("h200_40gib.txt"))
