@@ -140,7 +140,7 @@ class Bench {
   }
 
  private:
-  ops::AttentionSettings settings(bool deterministic) const { return {scale(), 0, deterministic}; }
+  ops::AttentionSettings settings(bool deterministic) const { return {scale(), deterministic}; }
   static double scale() { return 1.0 / std::sqrt(static_cast<double>(head_dim)); }
 
   void forward(const Case& c) const {
@@ -173,11 +173,11 @@ class Bench {
   /// for cuDNN's parts.
   void own_kernels(const Case& c, bool deterministic) const {
     using Part = ops::detail::AttentionCall::QueryGradient;
-    const ops::detail::AttentionShape shape{heads, key_heads, head_dim, scale(), 0, deterministic};
+    const ops::detail::AttentionShape shape{heads, key_heads, head_dim, scale(), deterministic};
     const ops::detail::AttentionCost cost{heads, key_heads, head_dim, deterministic};
     const auto* part = static_cast<const bf16*>(operands_.v.data());
     Part before = Part::whole;
-    for (const auto& call : ops::detail::attention_backward_calls(c.segments, 0, cost)) {
+    for (const auto& call : ops::detail::attention_backward_calls(c.segments, cost)) {
       const ops::cuda::AttentionTable table(operands_.table.data(), call.batch);
       if (call.ragged) {
         ops::cuda::write_table(context_, table, call, shape);

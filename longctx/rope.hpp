@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/rope_precision.hpp"
 #include "core/tensor.hpp"
 
 namespace layerstream {
@@ -35,6 +36,8 @@ struct RopeFrequencies {
   std::vector<double> inverse_frequencies;    ///< head_dim / 2
   double attention_scaling = 1.0;             ///< multiplies cos and sin (yarn, longrope)
   std::vector<float> hf_inverse_frequencies;  ///< the same as transformers rounds them: fp32 at each step
+
+  friend bool operator==(const RopeFrequencies&, const RopeFrequencies&) = default;
 };
 
 /// Frequencies in FP64, following transformers' modeling_rope_utils (5.24). `sequence_length` is the length
@@ -45,10 +48,6 @@ RopeFrequencies rope_frequencies(const RopeSpec& rope, std::int64_t head_dim,
 
 /// Positions that the embedding was made for: what the model has, or what its scaling reaches.
 std::int64_t rope_positions(const RopeSpec& rope, std::int64_t max_position_embeddings);
-
-/// How the angle is computed: in FP64 and rounded once, or with Hugging Face's fp32 inverse frequencies
-/// and fp32 products, for bit parity with transformers.
-enum class RopePrecision : std::uint8_t { exact, hf };
 
 /// Fills cos and sin, each (P, head_dim / 2) fp32 or fp64 in host memory, for positions 0 .. P − 1, both
 /// times the attention scaling. `hf` rounds to fp32 at every step, whatever the type of the tables.

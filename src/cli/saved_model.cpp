@@ -1,5 +1,7 @@
 #include "cli/saved_model.hpp"
 
+#include "core/config.hpp"
+
 namespace layerstream::cli {
 
 SavedModel::SavedModel(std::filesystem::path directory)
@@ -7,6 +9,11 @@ SavedModel::SavedModel(std::filesystem::path directory)
       is_checkpoint_(std::filesystem::exists(directory_ / "manifest.json")),
       config_(read_hf_config(directory_)),
       spec_(parse_hf_config(config_.text, config_.path)) {}
+
+RunConfig SavedModel::trained_with() const {
+  if (!is_checkpoint_) return {};
+  return load_config(directory_ / "run.yaml").run;
+}
 
 void SavedModel::load(ParameterStore& store) const {
   if (is_checkpoint_) {

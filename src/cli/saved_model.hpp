@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "core/run_config.hpp"
 #include "core/worker_pool.hpp"
 #include "engine/checkpoint_io.hpp"
 #include "model/hf_config.hpp"
@@ -19,6 +20,8 @@ class SavedModel {
   const std::filesystem::path& directory() const { return directory_; }
   const std::string& config_json() const { return config_.text; }
   const ModelSpec& spec() const { return spec_; }
+  /// How it was trained, where the directory says so; defaults elsewhere.
+  RunConfig trained_with() const;
   /// Fills the store, moments left as they are when it has none.
   void load(ParameterStore& store) const;
 

@@ -29,6 +29,48 @@ class Namer {
   std::vector<ConfigField> schema_;
 };
 
+/// A key that belongs to some attention patterns.
+struct AttentionKey {
+  std::string_view name;
+  std::int64_t value;
+  bool with_window, with_blocks;
+  bool required;  ///< by those
+};
+
+void check_attention(const RunConfig& run, const Namer& name, ConfigProblems& problems) {
+  const bool is_window = run.attention_pattern == AttentionPatternType::window;
+  const bool is_blocks = run.attention_pattern == AttentionPatternType::blocks;
+  bool complete = is_window || is_blocks;
+  for (const AttentionKey& key :
+       {AttentionKey{"attention_window", run.attention_window, true, false, true},
+        AttentionKey{"attention_block", run.attention_block, false, true, true},
+        AttentionKey{"attention_local_blocks", run.attention_local_blocks, false, true, true},
+        AttentionKey{"attention_global_tokens", run.attention_global_tokens, true, true, false}}) {
+    const bool belongs = (is_window && key.with_window) || (is_blocks && key.with_blocks);
+    if (!belongs && key.value != 0) {
+      problems.add("{} means nothing with {}; drop it, or set attention_pattern: {}", name(key.name),
+                   name("attention_pattern"),
+                   !key.with_blocks ? "window" : (key.with_window ? "window or blocks" : "blocks"));
+    }
+    if (belongs && key.required && key.value <= 0) {
+      problems.add("{} needs {} of 1 or more, and has {}", name("attention_pattern"), key.name,
+                   name(key.name));
+      complete = false;
+    }
+  }
+  if (!complete || run.attention_global_tokens < 0) return;
+  const std::int64_t dense = attention_pattern_of(run).dense_tokens();
+  if (dense < run.cutoff_len) return;
+  const std::string span =
+      is_window ? fmt::format("{} and {}", name("attention_window"), name("attention_global_tokens"))
+                : fmt::format("{}, {} and {}", name("attention_block"), name("attention_local_blocks"),
+                              name("attention_global_tokens"));
+  problems.add(
+      "{} is full attention here: {} leave out no key of the first {} tokens of a document, and {}; set "
+      "attention_pattern: full, or lower what is too large",
+      name("attention_pattern"), span, dense, name("cutoff_len"));
+}
+
 bool tokens_of_a_step_overflow(const RunConfig& run) {
   std::int64_t rows = 0;
   std::int64_t tokens = 0;
@@ -71,6 +113,7 @@ void check_config(const RunConfig& run, const ConfigOrigins& origins) {
   if (run.resume_from_checkpoint == "auto" && run.output_dir.empty()) {
     problems.add("{} looks for checkpoints in output_dir, which is not set", name("resume_from_checkpoint"));
   }
+  check_attention(run, name, problems);
   if (tokens_of_a_step_overflow(run)) {
     problems.add("{} x {} x {} tokens of a step overflow 64 bits", name("per_device_train_batch_size"),
                  name("gradient_accumulation_steps"), name("cutoff_len"));

@@ -5,7 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "core/attention_pattern.hpp"
 #include "core/dtype.hpp"
+#include "core/rope_precision.hpp"
 
 namespace layerstream {
 
@@ -60,8 +62,16 @@ struct RunConfig {
   std::int64_t save_total_limit = 0;   ///< 0: keep all
   std::string resume_from_checkpoint;  ///< a checkpoint directory, or "auto": the newest complete one
 
-  // Engine: none of these changes a bit of the result, except compute_dtype and the two tile sizes
+  // Engine: none of these changes a bit of the result, except compute_dtype, rope, the attention keys and the
+  // two tile sizes
   DType compute_dtype = DType::bf16;
+  RopePrecision rope = RopePrecision::exact;
+  AttentionPatternType attention_pattern = AttentionPatternType::full;
+  // Its members, 0: not given (see attention_pattern_of)
+  std::int64_t attention_window = 0;
+  std::int64_t attention_block = 0;
+  std::int64_t attention_local_blocks = 0;
+  std::int64_t attention_global_tokens = 0;
   BackendChoice backend = BackendChoice::automatic;
   bool allow_emulation = false;  ///< coherent backend on a device without coherent memory
   OptimizerUpdate optimizer_update = OptimizerUpdate::deferred;
@@ -97,5 +107,13 @@ struct RunConfig {
   std::int64_t profile_num_steps = 0;  ///< 0: no window
   bool profile_kernels = false;
 };
+
+inline AttentionPattern attention_pattern_of(const RunConfig& run) {
+  return {.type = run.attention_pattern,
+          .window = run.attention_window,
+          .block = run.attention_block,
+          .local_blocks = run.attention_local_blocks,
+          .global_tokens = run.attention_global_tokens};
+}
 
 }  // namespace layerstream

@@ -327,6 +327,7 @@ std::vector<BlockCost> block_costs(const EngineShape& shape, const ParameterStor
       cost.input_bytes_per_token = spec.hidden_size * static_cast<std::int64_t>(size_of(shape.compute));
       cost.intermediate_bytes_per_token = intermediate_bytes_per_token(shape, shape.schedule.policy(block));
       cost.attention_flops_per_pair = 4.0 * static_cast<double>(spec.query_size());
+      cost.attention_pattern = spec.pattern_of(block - 1);
       // The down projection's output is the next block's input, which nobody needs again.
       cost.recomputed_flops_per_token =
           cost.forward_flops_per_token - 2.0 * static_cast<double>(spec.hidden_size * spec.intermediate_size);

@@ -174,8 +174,7 @@ Engine::Engine(const ModelSpec& spec, const RunConfig& config, EngineMode mode, 
   std::vector<float> cos(static_cast<std::size_t>(device_buffers_->rope_cos.numel()));
   std::vector<float> sin(cos.size());
   const Shape table = device_buffers_->rope_cos.shape();
-  fill_rope_tables(TensorView(cos.data(), table), TensorView(sin.data(), table), frequencies,
-                   RopePrecision::exact);
+  fill_rope_tables(TensorView(cos.data(), table), TensorView(sin.data(), table), frequencies, config.rope);
   const StreamView stream = device.stream(Lane::compute);
   backend_->copy_to_device(device_buffers_->rope_cos.data(), cos.data(), device_buffers_->rope_cos.bytes(),
                            stream);

@@ -12,6 +12,16 @@ namespace layerstream {
 
 namespace {
 
+/// @throws ConfigError for a pattern that would hold in some layers only.
+void check_attention_pattern(const ModelSpec& spec) {
+  const bool has_windows = spec.sliding_window > 0 && spec.first_window_layer < spec.num_hidden_layers;
+  if (spec.attention_pattern.type == AttentionPatternType::full || !has_windows) return;
+  throw ConfigError(fmt::format(
+      "attention_pattern: the model has a window of its own (sliding_window: {} in its config.json, from layer {} "
+      "on), and the two would mix; set attention_pattern: full",
+      spec.sliding_window, spec.first_window_layer));
+}
+
 /// The device's share of each block, in pieces of about 200 MB of state: large enough for the link's full
 /// speed, and a few pieces even of a small share, so that arriving, working and leaving overlap.
 DeviceUpdate make_device_update(const ModelLayout& layout, double fraction, bool gradients_on_device,
@@ -69,6 +79,8 @@ EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& given, Eng
   const bool train = mode == EngineMode::train;
   EngineShape shape;
   shape.spec = spec;
+  shape.spec.attention_pattern = attention_pattern_of(config);
+  check_attention_pattern(shape.spec);
   shape.layout = make_layout(spec);
   shape.compute = config.compute_dtype;
   const std::int64_t rows =

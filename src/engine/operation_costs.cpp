@@ -267,23 +267,20 @@ double OperationCosts::tokens(const Operation& operation) const {
 
 /// Length of the whole row whose queries see as many keys on average: (L + 1) / 2.
 double OperationCosts::row_tokens(const Operation& operation) const {
-  double queries = 0.0;
-  double pairs = 0.0;
-  for (const auto& segment : chunks_.chunks[static_cast<std::size_t>(operation.chunk)].segments) {
-    const auto q = static_cast<double>(segment.num_queries);
-    queries += q;
-    pairs += q * static_cast<double>(segment.num_keys) - q * (q - 1.0) / 2.0;
-  }
+  const Chunk& chunk = chunks_.chunks[static_cast<std::size_t>(operation.chunk)];
+  const AttentionPattern pattern = shape_.spec.pattern_of(operation.block - 1);
+  const auto pairs = static_cast<double>(visible_pairs(pattern, chunk.segments));
+  const double queries = tokens(operation);
   return queries > 0.0 ? std::max(1.0, 2.0 * pairs / queries - 1.0) : 1.0;
 }
 
 OperationCost OperationCosts::kernels(const KernelWork& work) const {
-  const RateCurve& backward_rates = shape_.deterministic
-                                        ? device.attention_backward_flops_per_second
-                                        : device.attention_backward_nondeterministic_flops_per_second;
   const auto& device = profile_.device;
   const bool f32 = shape_.compute != DType::bf16;
   const auto seconds = [](double flops, double rate) { return flops > 0.0 ? flops / rate : 0.0; };
+  const RateCurve& backward_rates = shape_.deterministic
+                                        ? device.attention_backward_flops_per_second
+                                        : device.attention_backward_nondeterministic_flops_per_second;
   OperationCost cost;
   cost.seconds =
       seconds(work.gemm_flops, speed_up_ * (f32 ? value(device.f32_gemm_flops_per_second)
@@ -364,10 +361,10 @@ OperationCosts::KernelWork OperationCosts::head(const Operation& operation) cons
 OperationCosts::KernelWork OperationCosts::rebuild(const Operation& operation) const {
   const ModelSpec& spec = shape_.spec;
   const double t = tokens(operation);
-  const ActivationPolicy kept = shape_.schedule.policy(operation.block, chunks_, operation.chunk);
   const auto size = static_cast<double>(size_of(shape_.compute));
   const double h = t * static_cast<double>(spec.hidden_size);
   const double kv = t * static_cast<double>(spec.key_value_size());
+  const ActivationPolicy kept = shape_.schedule.policy(operation.block, chunks_, operation.chunk);
   const bool projects =
       kept != ActivationPolicy::all || !shape_.schedule.activations_on_device(operation.block);
   KernelWork work;
@@ -398,7 +395,8 @@ OperationCosts::KernelWork OperationCosts::backward(const Operation& operation) 
     work.move(h + 8.0 * t * static_cast<double>(spec.hidden_size), efficiency::embedding_backward);
     return work;
   }
-  const SavedIntermediates saved = saved_by(shape_.schedule.policy(operation.block));
+  const SavedIntermediates saved =
+      saved_by(shape_.schedule.policy(operation.block, chunks_, operation.chunk));
   work.gemm_flops = operation.flops - operation.attention_flops;
   work.gemm_tokens = t;
   // Forward again is 1 part beside 2.5 of backward (see BlockCost).

@@ -9,6 +9,7 @@
 
 #include "core/lane.hpp"
 #include "core/run_config.hpp"
+#include "longctx/attention_pattern.hpp"
 #include "longctx/chunk_plan.hpp"
 
 namespace layerstream {
@@ -193,11 +194,11 @@ struct ScheduleSettings {
   }
 };
 
-/// The host gradient slab of a block. Deferred update needs one per block; immediate update passes them
 /// The first row of each chunk in buffers of kept intermediates (see ScheduleSettings::intermediate_place);
 /// negative for chunks that keep none.
 std::vector<std::int64_t> intermediate_rows(const ScheduleSettings& settings, const ChunkPlan& chunks);
 
+/// The host gradient slab of a block. Deferred update needs one per block; immediate update passes them
 /// through a ring, beside which a tied embedding keeps one of its own, since the head adds to it first.
 int host_gradient_slab(const ScheduleSettings& settings, int block);
 int num_host_gradient_slabs(const ScheduleSettings& settings);
@@ -214,6 +215,7 @@ struct BlockCost {
   double forward_flops_per_token = 0.0;     ///< GEMMs; the backward pass is twice this
   double recomputed_flops_per_token = 0.0;  ///< and this, where projections are not saved
   double attention_flops_per_pair = 0.0;  ///< forward, per query and visible key; backward is 2.5 times this
+  AttentionPattern attention_pattern = {};
 };
 
 /// Builds the list of operations of one step. Layer-major, each block processes all chunks before the next

@@ -13,15 +13,6 @@ using Kind = Resource::Kind;
 
 constexpr std::int64_t gradient_bytes_per_element = 4;
 
-std::int64_t num_pairs(const Chunk& chunk) {
-  std::int64_t pairs = 0;
-  for (const ops::AttentionSegment& segment : chunk.segments) {
-    const std::int64_t unseen = segment.num_queries * (segment.num_queries - 1) / 2;
-    pairs += segment.num_queries * segment.num_keys - unseen;
-  }
-  return pairs;
-}
-
 /// f(chunk) for the chunks of the groups, ascending.
 template <class F>
 void for_each_chunk(std::span<const ChunkGroup> groups, const F& f) {
@@ -219,8 +210,8 @@ void StepBuilder::load_input(int block, int chunk) {
 void StepBuilder::add_flops(Operation& operation, double gemms_per_token, double attention) const {
   const BlockCost& own = cost(operation.block);
   const Chunk& chunk = chunks_.chunks[static_cast<std::size_t>(operation.chunk)];
-  operation.attention_flops =
-      attention * own.attention_flops_per_pair * static_cast<double>(num_pairs(chunk));
+  const std::int64_t pairs = visible_pairs(own.attention_pattern, chunk.segments);
+  operation.attention_flops = attention * own.attention_flops_per_pair * static_cast<double>(pairs);
   operation.flops = gemms_per_token * static_cast<double>(chunk.num_tokens) + operation.attention_flops;
 }
 

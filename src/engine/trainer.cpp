@@ -66,6 +66,14 @@ std::string long_row_warning(const ModelSpec& spec, std::int64_t row_tokens) {
       row_tokens, positions);
 }
 
+std::string attention_pattern_warning(const RunConfig& run) {
+  if (run.attention_pattern == AttentionPatternType::full) return {};
+  return fmt::format(
+      "attention_pattern: with keys left out the model computes another function than with full attention, and "
+      "config.json cannot say so: whoever loads an export computes full attention; layerstream generate "
+      "reads the pattern from a checkpoint");
+}
+
 Trainer::Trainer(const LoadedConfig& config, Device& device, const StopRequest& stop, const Log& log,
                  const EngineDiagnostics& diagnostics, ExecutionObserver* annotation)
     : config_(config), device_(device), stop_(stop), log_(log), diagnostics_(diagnostics) {
@@ -79,6 +87,9 @@ Trainer::Trainer(const LoadedConfig& config, Device& device, const StopRequest& 
   model_config_ = model_config_of(run);
   spec_ = parse_hf_config(model_config_.text, model_config_.path);
   if (const std::string warning = long_row_warning(spec_, run.cutoff_len); !warning.empty()) {
+    log_.warning("{}", warning);
+  }
+  if (const std::string warning = attention_pattern_warning(run); !warning.empty()) {
     log_.warning("{}", warning);
   }
   const WeightSource source = open_weights();
@@ -283,6 +294,13 @@ void Trainer::warn_of_changed_settings(const io::CheckpointReader& checkpoint) c
   compare("adam_epsilon", before.adam_epsilon, now.adam_epsilon);
   compare("max_grad_norm", before.max_grad_norm, now.max_grad_norm);
   compare("compute_dtype", before.compute_dtype, now.compute_dtype);
+  compare("rope", before.rope, now.rope);
+  compare("attention_pattern and its keys", attention_pattern_of(before), attention_pattern_of(now));
+  // Rows may be what they were, and yet turn by other angles.
+  const auto frequencies = [&](const RunConfig& run) {
+    return rope_frequencies(spec_.rope, spec_.head_dim, spec_.max_position_embeddings, run.cutoff_len);
+  };
+  compare("cutoff_len (rope_parameters depend on it)", frequencies(before), frequencies(now));
   compare("chunk_tokens", before.chunk_tokens, now.chunk_tokens);
   compare("loss_tile_tokens", before.loss_tile_tokens, now.loss_tile_tokens);
   if (changes.empty()) return;

@@ -126,6 +126,9 @@ HfConfigText model_config_of(const RunConfig& run);
 /// What to tell whose rows are longer than the model's rotary embedding reaches; else empty.
 std::string long_row_warning(const ModelSpec& spec, std::int64_t row_tokens);
 
+/// That the run's attention is not the model's; empty if it is.
+std::string attention_pattern_warning(const RunConfig& run);
+
 /// What to tell whose plain text would become byte tokens of a model with a tokenizer of its own; else empty.
 std::string byte_token_warning(const RunConfig& run, const io::DatasetReport& report);
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
+#include <vector>
 
 #include "ops/attention.hpp"
 #include "ops/elementwise.hpp"
@@ -95,8 +97,11 @@ TensorView chunk_rows(const DecoderPass& pass, TensorView group_tensor) {
 
 ops::AttentionSettings attention_settings(const DecoderPass& pass) {
   return {.scale = 1.0 / std::sqrt(static_cast<double>(pass.spec.head_dim)),
-          .window = pass.spec.window_of(pass.layer),
           .deterministic = pass.deterministic};
+}
+
+std::vector<ops::AttentionSegment> attention_segments(const DecoderPass& pass) {
+  return apply_pattern(pass.spec.pattern_of(pass.layer), pass.chunk.segments);
 }
 
 /// Keys and values that the chunk's queries can see.
@@ -148,7 +153,7 @@ void attend(const ops::Context& context, const DecoderPass& pass) {
                           .q = pass.scratch.query,
                           .k = visible(pass, pass.group.key),
                           .v = visible(pass, pass.group.value)},
-                         pass.chunk.segments, attention_settings(pass));
+                         attention_segments(pass), attention_settings(pass));
 }
 
 TensorView attention_as_matrix(const DecoderPass& pass) {
@@ -227,7 +232,7 @@ void attention_backward(const ops::Context& context, const DecoderPass& pass, Te
                            .o = pass.intermediates.attention,
                            .lse = pass.intermediates.lse,
                            .accumulate = !pass.overwrites_key_gradients},
-                          pass.chunk.segments, attention_settings(pass));
+                          attention_segments(pass), attention_settings(pass));
 
   // Every query at or after this chunk has now been seen, so the chunk's own key and value gradients
   // are complete.
@@ -341,10 +346,13 @@ std::size_t decoder_workspace(const ModelSpec& spec, std::int64_t chunk_tokens, 
                               .deterministic = deterministic,
                               .longest = longest_row};
   std::size_t attention = 0;
+  std::optional<AttentionPattern> before;
   for (std::int64_t layer = 0; layer < spec.num_hidden_layers; ++layer) {
-    const std::int64_t window = spec.window_of(layer);
-    if (layer > 0 && window == limits.window) continue;
-    limits.window = window;
+    const AttentionPattern pattern = spec.pattern_of(layer);
+    if (pattern == before) continue;
+    before = pattern;
+    limits.window = pattern.window;
+    limits.several_ranges = pattern.has_several_ranges();
     attention =
         std::max(attention, on_gpu ? ops::gpu_attention_workspace(limits) : ops::attention_workspace(limits));
   }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "longctx/attention_pattern.hpp"
 #include "longctx/rope.hpp"
 
 namespace layerstream {
@@ -34,6 +35,8 @@ struct ModelSpec {
   std::int64_t first_window_layer = 0;
   RopeSpec rope;
   std::string dtype = "float32";  ///< the file's own `torch_dtype` / `dtype`
+  /// The run's choice, not the model's: of layers without a window of their own.
+  AttentionPattern attention_pattern = {};
 
   friend bool operator==(const ModelSpec&, const ModelSpec&) = default;
 
@@ -42,6 +45,11 @@ struct ModelSpec {
   /// Keys that a query of `layer` sees; 0: all before it.
   std::int64_t window_of(std::int64_t layer) const {
     return layer >= first_window_layer ? sliding_window : 0;
+  }
+  AttentionPattern pattern_of(std::int64_t layer) const {
+    const std::int64_t window = window_of(layer);
+    if (window == 0) return attention_pattern;
+    return {.type = AttentionPatternType::window, .window = window};
   }
 };
 

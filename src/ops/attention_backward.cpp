@@ -53,6 +53,7 @@ struct Backward {
     return row * shape.query_stride() + head * shape.head_dim;
   }
 
+  /// @param segment of the queries' run
   Queries load_queries(const AttentionSegment& segment, Interval range, std::int64_t head,
                        const AttentionScratch<A>& scratch) const {
     const std::int64_t d = shape.head_dim, stride = shape.query_stride(), count = range.size();
@@ -98,7 +99,7 @@ struct Backward {
     for (std::int64_t row = 0; row < count; ++row) {
       A* p = scratch.scores + row * score_pitch;
       A* ds = scratch.products + row * score_pitch;
-      const Interval visible = detail::visible_keys(segment, shape.window, queries.range.begin + row);
+      const Interval visible = detail::visible_keys(segment, queries.range.begin + row);
       const Interval seen = detail::clear_masked(p, range, visible);
       detail::clear_masked(ds, range, visible);
       detail::row_exp(p + seen.begin, seen.size(), queries.lse[row]);
@@ -118,31 +119,26 @@ struct QueryPass {
   void operator()(std::int64_t slot) const {
     const AttentionShape& shape = backward.shape;
     const AttentionScratch<A> scratch = backward.layout.of_slot(backward.workspace, slot);
-    detail::for_each_unit(
-        slot, segments,
-        [&](const AttentionSegment& segment) {
-          return detail::tiles(segment.num_queries, query_tile) * shape.heads;
-        },
-        [&](const AttentionSegment& segment, std::int64_t unit) {
-          const std::int64_t begin = unit / shape.heads * query_tile;
-          differentiate(segment, {begin, std::min(begin + query_tile, segment.num_queries)},
-                        unit % shape.heads, scratch);
-        });
+    detail::for_each_query_tile(slot, segments, shape.heads,
+                                [&](std::span<const AttentionSegment> run, Interval range,
+                                    std::int64_t head) { differentiate(run, range, head, scratch); });
   }
 
-  void differentiate(const AttentionSegment& segment, Interval range, std::int64_t head,
+  void differentiate(std::span<const AttentionSegment> run, Interval range, std::int64_t head,
                      const AttentionScratch<A>& scratch) const {
     const AttentionShape& shape = backward.shape;
     const std::int64_t d = shape.head_dim, count = range.size();
-    const auto queries = backward.load_queries(segment, range, head, scratch);
+    const auto queries = backward.load_queries(run.front(), range, head, scratch);
     std::fill(scratch.sums, scratch.sums + count * d, A(0));
-    const Interval all_keys = detail::visible_keys(segment, shape.window, range);
-    for (std::int64_t begin = all_keys.begin; begin < all_keys.end; begin += key_tile) {
-      const Interval key_range{begin, std::min(begin + key_tile, all_keys.end)};
-      const auto keys = backward.load_keys(segment, key_range, head / shape.group(), scratch);
-      backward.rebuild(segment, queries, keys, key_range.size(), scratch);
-      detail::tile_product(Product::n_n, count, d, key_range.size(), static_cast<A>(shape.scale),
-                           Tile<A>{scratch.products, score_pitch}, keys.k, A(1), scratch.sums, d);
+    for (const AttentionSegment& segment : run) {
+      const Interval all_keys = detail::visible_keys(segment, range);
+      for (std::int64_t begin = all_keys.begin; begin < all_keys.end; begin += key_tile) {
+        const Interval key_range{begin, std::min(begin + key_tile, all_keys.end)};
+        const auto keys = backward.load_keys(segment, key_range, head / shape.group(), scratch);
+        backward.rebuild(segment, queries, keys, key_range.size(), scratch);
+        detail::tile_product(Product::n_n, count, d, key_range.size(), static_cast<A>(shape.scale),
+                             Tile<A>{scratch.products, score_pitch}, keys.k, A(1), scratch.sums, d);
+      }
     }
     for (std::int64_t row = 0; row < count; ++row) {
       T* out = backward.dq + backward.query_offset(queries.first_row + row, head);
@@ -163,23 +159,17 @@ struct KeyPass {
   void operator()(std::int64_t slot) const {
     const AttentionShape& shape = backward.shape;
     const AttentionScratch<A> scratch = backward.layout.of_slot(backward.workspace, slot);
-    detail::for_each_unit(
-        slot, segments,
-        [&](const AttentionSegment& segment) {
-          return detail::tiles(segment.num_keys, key_tile) * shape.key_heads;
-        },
-        [&](const AttentionSegment& segment, std::int64_t unit) {
-          const std::int64_t begin = unit / shape.key_heads * key_tile;
-          differentiate(segment, {begin, std::min(begin + key_tile, segment.num_keys)},
-                        unit % shape.key_heads, scratch);
-        });
+    detail::for_each_key_tile(slot, segments, shape.key_heads,
+                              [&](const AttentionSegment& segment, Interval range, std::int64_t key_head) {
+                                differentiate(segment, range, key_head, scratch);
+                              });
   }
 
   void differentiate(const AttentionSegment& segment, Interval range, std::int64_t key_head,
                      const AttentionScratch<A>& scratch) const {
     const AttentionShape& shape = backward.shape;
     const std::int64_t d = shape.head_dim, stride = shape.key_stride();
-    const Interval all_queries = detail::seeing_queries(segment, shape.window, range);
+    const Interval all_queries = detail::seeing_queries(segment, range);
     if (all_queries.size() <= 0) return;
     const auto keys = backward.load_keys(segment, range, key_head, scratch);
     const std::int64_t offset = backward.key_offset(segment, range, key_head);
@@ -187,8 +177,7 @@ struct KeyPass {
       const Interval query_range{begin, std::min(begin + query_tile, all_queries.end)};
       const std::int64_t count = query_range.size();
       const std::int64_t num_keys =
-          std::min(range.end, detail::visible_keys(segment, shape.window, query_range.end - 1).end) -
-          range.begin;
+          std::min(range.end, detail::visible_keys(segment, query_range.end - 1).end) - range.begin;
       for (std::int64_t member = 0; member < shape.group(); ++member) {
         const auto queries =
             backward.load_queries(segment, query_range, key_head * shape.group() + member, scratch);

@@ -36,22 +36,15 @@ struct ForwardPass {
 
   void operator()(std::int64_t slot) const {
     const AttentionScratch<A> scratch = layout.of_slot(workspace, slot);
-    detail::for_each_unit(
-        slot, segments,
-        [&](const AttentionSegment& segment) {
-          return detail::tiles(segment.num_queries, query_tile) * shape.heads;
-        },
-        [&](const AttentionSegment& segment, std::int64_t unit) {
-          const std::int64_t begin = unit / shape.heads * query_tile;
-          attend(segment, {begin, std::min(begin + query_tile, segment.num_queries)}, unit % shape.heads,
-                 scratch);
-        });
+    detail::for_each_query_tile(slot, segments, shape.heads,
+                                [&](std::span<const AttentionSegment> run, Interval queries,
+                                    std::int64_t head) { attend(run, queries, head, scratch); });
   }
 
-  void attend(const AttentionSegment& segment, Interval queries, std::int64_t head,
+  void attend(std::span<const AttentionSegment> run, Interval queries, std::int64_t head,
               const AttentionScratch<A>& scratch) const {
     const std::int64_t d = shape.head_dim, count = queries.size();
-    const std::int64_t first_row = segment.first_query + queries.begin;
+    const std::int64_t first_row = run.front().first_query + queries.begin;
     const Tile<A> query = detail::load_tile(q + first_row * shape.query_stride() + head * d,
                                             shape.query_stride(), count, d, scratch.queries);
     A* largest = scratch.rows;
@@ -59,8 +52,22 @@ struct ForwardPass {
     std::fill(largest, largest + count, -std::numeric_limits<A>::infinity());
     std::fill(total, total + count, A(0));
     std::fill(scratch.sums, scratch.sums + count * d, A(0));
+    for (const AttentionSegment& range : run) accumulate(range, queries, query, head, scratch);
+    for (std::int64_t row = 0; row < count; ++row) {
+      T* out = o + (first_row + row) * shape.query_stride() + head * d;
+      const A* sums = scratch.sums + row * d;
+      for (std::int64_t i = 0; i < d; ++i) out[i] = detail::store_as<T>(sums[i] / total[row]);
+      lse[(first_row + row) * shape.heads + head] = largest[row] + std::log(total[row]);
+    }
+  }
 
-    const Interval all_keys = detail::visible_keys(segment, shape.window, queries);
+  /// Adds the segment's keys to the sums and numbers of `queries` in `scratch`.
+  void accumulate(const AttentionSegment& segment, Interval queries, Tile<A> query, std::int64_t head,
+                  const AttentionScratch<A>& scratch) const {
+    const std::int64_t d = shape.head_dim, count = queries.size();
+    A* largest = scratch.rows;
+    A* total = scratch.rows + query_tile;
+    const Interval all_keys = detail::visible_keys(segment, queries);
     for (std::int64_t begin = all_keys.begin; begin < all_keys.end; begin += key_tile) {
       const Interval keys{begin, std::min(begin + key_tile, all_keys.end)};
       const std::int64_t key_offset =
@@ -71,18 +78,12 @@ struct ForwardPass {
       detail::tile_product(Product::n_t, count, keys.size(), d, static_cast<A>(shape.scale), query, key, A(0),
                            scratch.scores, score_pitch);
       for (std::int64_t row = 0; row < count; ++row) {
-        const Interval visible = detail::visible_keys(segment, shape.window, queries.begin + row);
+        const Interval visible = detail::visible_keys(segment, queries.begin + row);
         accumulate_row(scratch.scores + row * score_pitch, keys, visible, largest[row], total[row],
                        scratch.sums + row * d);
       }
       detail::tile_product(Product::n_n, count, d, keys.size(), A(1), Tile<A>{scratch.scores, score_pitch},
                            value, A(1), scratch.sums, d);
-    }
-    for (std::int64_t row = 0; row < count; ++row) {
-      T* out = o + (first_row + row) * shape.query_stride() + head * d;
-      const A* sums = scratch.sums + row * d;
-      for (std::int64_t i = 0; i < d; ++i) out[i] = detail::store_as<T>(sums[i] / total[row]);
-      lse[(first_row + row) * shape.heads + head] = largest[row] + std::log(total[row]);
     }
   }
 

@@ -82,6 +82,7 @@ learning_rate: 1e-5
 lr_scheduler_type: cosine
 max_steps: 1e4
 compute_dtype: fp32
+rope: hf
 backend: coherent
 activation_policy: input+attention
 activation_chunks: 4
@@ -102,6 +103,7 @@ host_memory_limit: 40 GB
   EXPECT_EQ(run.lr_scheduler_type, SchedulerType::cosine);
   EXPECT_EQ(run.max_steps, 10000);
   EXPECT_EQ(run.compute_dtype, DType::f32);
+  EXPECT_EQ(run.rope, RopePrecision::hf);
   EXPECT_EQ(run.backend, BackendChoice::coherent);
   EXPECT_EQ(run.activation_policy, ActivationPolicy::input_attention);
   EXPECT_EQ(run.activation_chunks, 4);
@@ -210,6 +212,7 @@ TEST(Config, WrongTypeOrRangeNamesKeyValuePlaceAndWhatIsAllowed) {
       {"device_activation_blocks: host", "device_activation_blocks = host", "integer >= 0"},
       {"activation_chunks: 0", "activation_chunks = 0", "integer"},
       {"compute_dtype: fp16", "compute_dtype = fp16", "one of fp32, bf16"},
+      {"rope: yarn", "rope = yarn", "one of exact, hf"},
       {"train_file: {a: b}", "train_file = a map of a", "a path, or a list of paths"},
       {"train_file: [[a]]", "train_file = [[a]]", "a path, or a list of paths"},
       {"train_file: ['']", "train_file = ['']", "a path, or a list of paths"},
@@ -397,6 +400,62 @@ TEST(CheckConfig, EmulationWithoutTheCoherentBackendIsRefused) {
   EXPECT_EQ(check_refusal(run), "");
   run.backend = BackendChoice::explicit_copies;
   EXPECT_THAT(check_refusal(run), HasSubstr("allow_emulation"));
+}
+
+TEST(CheckConfig, AttentionKeysNeedTheirPattern) {
+  RunConfig run = valid_run();
+  run.attention_window = 64;
+  run.attention_global_tokens = 4;
+  EXPECT_THAT(
+      check_refusal(run, {{"attention_window", "run.yaml:3"}}),
+      AllOf(HasSubstr("2 problems"), HasSubstr("attention_window = 64 (run.yaml:3) means nothing with"),
+            HasSubstr("attention_pattern = full (default); drop it, or set attention_pattern: window"),
+            HasSubstr("attention_pattern: window or blocks")));
+  run.attention_pattern = AttentionPatternType::window;
+  EXPECT_EQ(check_refusal(run), "");
+  run.attention_pattern = AttentionPatternType::blocks;
+  EXPECT_THAT(check_refusal(run), AllOf(HasSubstr("attention_window = 64 (default) means nothing with"),
+                                        HasSubstr("needs attention_block of 1 or more"),
+                                        HasSubstr("needs attention_local_blocks of")));
+  run.attention_window = 0;
+  run.attention_block = 64;
+  run.attention_local_blocks = 2;
+  EXPECT_EQ(check_refusal(run), "");
+  run.attention_global_tokens = -1;
+  EXPECT_THAT(check_refusal(run), HasSubstr("attention_global_tokens = -1 (default) is refused"));
+}
+
+TEST(CheckConfig, AttentionPatternsThatLeaveNothingOutAreRefused) {
+  RunConfig run = valid_run();
+  run.cutoff_len = 1024;
+  run.attention_pattern = AttentionPatternType::window;
+  run.attention_window = 1000;
+  run.attention_global_tokens = 23;
+  EXPECT_EQ(check_refusal(run), "");
+  run.attention_global_tokens = 24;
+  EXPECT_THAT(check_refusal(run),
+              AllOf(HasSubstr("attention_pattern = window (default) is full attention here"),
+                    HasSubstr("attention_window = 1000"), HasSubstr("first 1024 tokens"),
+                    HasSubstr("cutoff_len = 1024"), HasSubstr("set attention_pattern: full")));
+  run.attention_pattern = AttentionPatternType::blocks;
+  run.attention_window = 0;
+  run.attention_block = 256;
+  run.attention_local_blocks = 3;
+  EXPECT_EQ(check_refusal(run), "");
+  run.attention_global_tokens = 5000;
+  EXPECT_THAT(check_refusal(run),
+              AllOf(HasSubstr("attention_block = 256"), HasSubstr("attention_global_tokens = 5000")));
+}
+
+TEST(Config, ReadsAttentionPatterns) {
+  const RunConfig run = parse(
+                            "attention_pattern: blocks\nattention_block: 128\nattention_local_blocks: 3\n"
+                            "attention_global_tokens: 16\n")
+                            .run;
+  EXPECT_EQ(attention_pattern_of(run),
+            (AttentionPattern{
+                .type = AttentionPatternType::blocks, .block = 128, .local_blocks = 3, .global_tokens = 16}));
+  EXPECT_THAT(refusal("sliding_window: 4096\n"), HasSubstr("attention_pattern"));
 }
 
 TEST(CheckConfig, AutomaticResumeNeedsAnOutputDirectory) {

@@ -366,6 +366,38 @@ TEST(MemoryCheck, CoherentBackendMustBeAskedForTwiceOnADeviceWithoutCoherentMemo
   EXPECT_THAT(message, HasSubstr("allow_emulation"));
 }
 
+TEST(MemoryCheck, AnAttentionPatternOverAWindowOfTheModelsOwnIsRefused) {
+  RunConfig run = tiny_run();
+  run.attention_pattern = AttentionPatternType::window;
+  run.attention_window = 5;
+  ModelSpec spec = tiny_spec();
+  spec.sliding_window = 8;
+  spec.first_window_layer = spec.num_hidden_layers - 1;
+  EXPECT_THAT(refusal_of(spec, run, std::size_t{1} << 30),
+              ::testing::AllOf(HasSubstr("attention_pattern"), HasSubstr("sliding_window: 8"),
+                               HasSubstr("set attention_pattern: full")));
+}
+
+TEST(MemoryPlan, OfAnAttentionPatternNeedsNoMoreThanTheJoiningOfItsRanges) {
+  const CountingDevice device(std::size_t{80} << 30);
+  const auto workspace = [&](const RunConfig& run) {
+    EngineShape shape = make_engine_shape(qwen2_5_7b(), run, EngineMode::train, device);
+    return decoder_workspace(shape.spec, shape.bounds.chunk_tokens, shape.bounds.group_tokens, DType::bf16,
+                             true, shape.bounds.row_tokens, true);
+  };
+  RunConfig run;
+  run.cutoff_len = 65536;
+  const std::size_t full = workspace(run);
+  run.attention_pattern = AttentionPatternType::blocks;
+  run.attention_block = 1024;
+  run.attention_local_blocks = 4;
+  EXPECT_EQ(workspace(run), full);
+  run.attention_global_tokens = 64;
+  EXPECT_EQ(workspace(run), full);  // chunks of 8,192 tokens are no longer than a tile of attention
+  run.chunk_tokens = 16384;
+  EXPECT_LE(workspace(run), full + (std::size_t{400} << 20));
+}
+
 TEST(MemoryCheck, ImmediateUpdatesByTheDeviceAreRefused) {
   RunConfig run = tiny_run();
   run.optimizer_update = OptimizerUpdate::immediate;

@@ -47,7 +47,7 @@ TEST(ReplanRequest, TakesPlacementAndLimitsAndNothingElse) {
     EXPECT_TRUE(allowed.contains(key)) << key;
   }
   for (const char* const key :
-       {"learning_rate", "compute_dtype", "chunk_tokens", "loss_tile_tokens", "seed", "deterministic",
+       {"learning_rate", "compute_dtype", "rope", "chunk_tokens", "loss_tile_tokens", "seed", "deterministic",
         "backend", "optimizer_update", "numa", "output_dir", "max_steps"}) {
     EXPECT_FALSE(allowed.contains(key)) << key;
   }

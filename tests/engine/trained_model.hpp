@@ -52,11 +52,12 @@ inline std::vector<UpdateMode> update_modes() {
            }}};
 }
 
-/// An engine with weights from a fixed seed.
+/// An engine with weights from a fixed seed, on a device of its own.
 class TrainedModel {
  public:
-  TrainedModel(const ModelSpec& spec, const RunConfig& run)
-      : engine(spec, run, EngineMode::train, *device_, {.poison = true}) {
+  TrainedModel(const ModelSpec& spec, const RunConfig& run, std::size_t device_bytes = std::size_t{1} << 30)
+      : device_(make_test_device(device_bytes)),
+        engine(spec, run, EngineMode::train, *device_, {.poison = true}) {
     engine.parameters().initialize(11, spec.initializer_range, engine.pool());
   }
 
@@ -87,7 +88,7 @@ class TrainedModel {
   }
 
  private:
-  std::unique_ptr<Device> device_ = make_test_device(std::size_t{1} << 30);
+  std::unique_ptr<Device> device_;
 
  public:
   Engine engine;

@@ -37,6 +37,50 @@ TEST_F(Checkpoints, SaveStepsAndSaveTotalLimitSayWhichAreThere) {
   EXPECT_THAT(names_in(config.output_dir), ElementsAre("checkpoint-12", "checkpoint-9", "metrics.jsonl"));
 }
 
+TEST_F(Checkpoints, AResumeNamesChangesAfterWhichTheRestIsAnotherRun) {
+  // Documents shorter than any row here: the same rows whatever cutoff_len is.
+  for (std::uint64_t i = 0; i < 8; ++i) {
+    write_text(files_.path(fmt::format("short/{}.txt", i)), text_of_words(20, i));
+  }
+  const auto config_of = [&](const std::string& output) {
+    RunConfig config = files_.config(output);
+    config.train_file = {files_.path("short").string()};
+    config.packing = false;
+    return config;
+  };
+  const auto log_of_resume = [&](const std::string& output, const std::function<void(RunConfig&)>& change) {
+    RunConfig config = config_of(output);
+    if (!fs::exists(config.output_dir)) {
+      TestRun run(config);
+      run->step();
+      run->save();
+    }
+    config.resume_from_checkpoint = "auto";
+    change(config);
+    return TestRun(config).log();
+  };
+  const auto longer_rows = [](RunConfig& run) { run.cutoff_len = 40; };
+  EXPECT_THAT(log_of_resume("plain", [](RunConfig&) {}), Not(HasSubstr("changed since")));
+  EXPECT_THAT(log_of_resume("plain", [](RunConfig& run) { run.rope = RopePrecision::hf; }),
+              AllOf(HasSubstr("changed since"), HasSubstr("checkpoint-1: rope; the rest of the run")));
+  const auto window = [](RunConfig& run) {
+    run.attention_pattern = AttentionPatternType::window;
+    run.attention_window = 8;
+  };
+  EXPECT_THAT(log_of_resume("plain", window),
+              AllOf(HasSubstr("changed since"), HasSubstr("attention_pattern and its keys"),
+                    HasSubstr("computes another function")));
+  EXPECT_THAT(log_of_resume("plain", longer_rows), Not(HasSubstr("changed since")));
+
+  auto model = small_model_json();
+  model["max_position_embeddings"] = 16;
+  model["rope_scaling"] = {{"rope_type", "dynamic"}, {"factor", 2.0}};
+  write_text(files_.path("model/config.json"), model.dump());
+  EXPECT_THAT(log_of_resume("dynamic", [](RunConfig&) {}), Not(HasSubstr("changed since")));
+  EXPECT_THAT(log_of_resume("dynamic", longer_rows),
+              AllOf(HasSubstr("changed since"), HasSubstr("cutoff_len (rope_parameters depend on it)")));
+}
+
 TEST_F(Checkpoints, AFullDiskAtAnyMomentOfASaveLeavesTheEarlierOneResumable) {
   using io::testing::FaultyFileSystem;
   const Outcome expected = train_to_the_end(files_.config("straight"));

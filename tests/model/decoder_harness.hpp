@@ -104,9 +104,10 @@ class DecoderHarness {
     for (std::int64_t t = 0; t < plan_.num_tokens(); ++t) {
       positions_.set(t, plan_.positions[static_cast<std::size_t>(t)]);
     }
-    const RopeFrequencies frequencies =
-        rope_frequencies(layer.spec.rope, layer.spec.head_dim, layer.spec.max_position_embeddings,
-                         layer.spec.max_position_embeddings);
+    std::int64_t longest_row = 0;
+    for (const TokenRow& row : rows) longest_row = std::max(longest_row, row.num_tokens());
+    const RopeFrequencies frequencies = rope_frequencies(layer.spec.rope, layer.spec.head_dim,
+                                                         layer.spec.max_position_embeddings, longest_row);
     fill_rope_tables(cos_, sin_, frequencies, RopePrecision::exact);
   }
 

@@ -40,12 +40,22 @@ void add_window(ModelSpec& spec) {
   spec.sliding_window = 4;
 }
 
+void add_window_pattern(ModelSpec& spec) {
+  spec.attention_pattern = {.type = AttentionPatternType::window, .window = 3, .global_tokens = 2};
+}
+void add_blocks_pattern(ModelSpec& spec) {
+  spec.attention_pattern = {
+      .type = AttentionPatternType::blocks, .block = 2, .local_blocks = 2, .global_tokens = 1};
+}
+
 std::vector<Variant> variants() {
   return {{"grouped_queries", [](ModelSpec&) {}},
           {"one_key_head", [](ModelSpec& spec) { spec.num_key_value_heads = 1; }},
           {"biases", add_biases},
           {"qk_norm", [](ModelSpec& spec) { spec.qk_norm = true; }},
           {"window", add_window},
+          {"window_pattern", add_window_pattern},
+          {"blocks_pattern", add_blocks_pattern},
           // Attention scaling makes the rotation more than a rotation.
           {"yarn", [](ModelSpec& spec) { spec.rope = {.type = RopeType::yarn, .factor = 4.0}; }},
           {"everything", [](ModelSpec& spec) {

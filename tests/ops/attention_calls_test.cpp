@@ -12,6 +12,7 @@
 #include "core/error.hpp"
 #include "core/random.hpp"
 #include "ops/detail/attention_written.hpp"
+#include "tests/ops/attention_reference.hpp"
 
 namespace layerstream::test {
 namespace {
@@ -28,7 +29,6 @@ struct Case {
   const char* name;
   AttentionCost cost;
   std::vector<AttentionSegment> segments;
-  std::int64_t window = 0;
 
   std::int64_t num_queries() const {
     std::int64_t end = 0;
@@ -41,10 +41,9 @@ struct Case {
     return end;
   }
   ops::AttentionLimits limits() const {
-    std::int64_t longest = 1;
-    for (const AttentionSegment& s : segments) longest = std::max(longest, s.num_keys);
-    return {cost.heads, cost.key_heads, cost.head_dim,      DType::bf16, num_queries(),
-            num_keys(), window,         cost.deterministic, longest};
+    const ops::detail::AttentionShape shape{cost.heads, cost.key_heads, cost.head_dim, 1.0,
+                                            cost.deterministic};
+    return shape.limits(DType::bf16, num_queries(), num_keys(), segments);
   }
 };
 void PrintTo(const Case& c, std::ostream* out) {
@@ -67,18 +66,18 @@ constexpr AttentionCost small_tiles{8192, 4096, 8, true};  // 256 by 256
 std::vector<Case> all_cases() {
   return {
       {"rows of one length", qwen, squares({256, 256, 256})},
-      {"rows of one length under a window", qwen, squares({256, 256}), 100},
+      {"rows of one length under a window", qwen, under_window(100, squares({256, 256}))},
       {"rows of one odd length", qwen, squares({250, 250, 250})},
       {"one token", qwen, squares({1})},
       {"documents", qwen, squares({300, 5, 129, 1, 64, 257, 128, 0, 900})},
-      {"documents under a window", qwen, squares({300, 5, 129, 1, 64, 257, 128, 900}), 70},
+      {"documents under a window", qwen, under_window(70, squares({300, 5, 129, 1, 64, 257, 128, 900}))},
       {"documents late in a row", qwen, squares({300, 5, 129}, 1000)},
       {"chunk of a row", qwen, {{0, 512, 0, 2048}}},
       {"odd chunk of a row", qwen, {{0, 300, 0, 1111}}},
       {"one query of many", qwen, {{0, 1, 0, 3000}}},
-      {"one query under a window", qwen, {{0, 1, 0, 3000}}, 40},
-      {"chunk under a window", qwen, {{0, 300, 0, 1111}}, 200},
-      {"chunk under a window of one", qwen, {{0, 300, 0, 1111}}, 1},
+      {"one query under a window", qwen, under_window(40, {{0, 1, 0, 3000}})},
+      {"chunk under a window", qwen, under_window(200, {{0, 300, 0, 1111}})},
+      {"chunk under a window of one", qwen, under_window(1, {{0, 300, 0, 1111}})},
       {"chunk, then documents", qwen, {{0, 90, 120, 370}, {90, 150, 490, 150}, {240, 60, 640, 60}}},
       {"shared keys", qwen, {{0, 50, 0, 180}, {50, 70, 0, 250}, {120, 30, 100, 30}}},
       {"any order", qwen, {{50, 40, 10, 40}, {0, 50, 100, 280}, {90, 10, 0, 10}}},
@@ -87,7 +86,35 @@ std::vector<Case> all_cases() {
       {"rows of tiles", small_tiles, squares({512, 512})},
       {"documents of tiles", small_tiles, squares({10, 700, 256, 90})},
       {"chunk of tiles", small_tiles, {{0, 600, 0, 1300}}},
-      {"chunk of tiles under a window", small_tiles, {{0, 600, 0, 1300}}, 300},
+      {"chunk of tiles under a window", small_tiles, under_window(300, {{0, 600, 0, 1300}})},
+      {"rectangle", qwen, {{0, 300, 7, 40, false}}},
+      {"rectangle of tiles", small_tiles, {{0, 600, 0, 700, false}}},
+      {"first keys and a window",
+       qwen,
+       {{0, 90, 0, 590}, {90, 310, 0, 30, false}, {90, 310, 30, 870, true, 560}}},
+      {"first keys and blocks",
+       qwen,
+       {{0, 100, 0, 20, false},
+        {0, 100, 200, 300},
+        {100, 128, 0, 20, false},
+        {100, 128, 300, 328},
+        {228, 40, 0, 20, false},
+        {228, 40, 428, 240}}},
+      {"documents with first keys and windows",
+       qwen,
+       {{0, 300, 0, 300},
+        {300, 90, 0, 50, false},
+        {300, 90, 50, 340, true, 250},
+        {390, 17, 390, 17},
+        {407, 300, 407, 300},
+        {707, 1, 407, 50, false},
+        {707, 1, 457, 251, true, 250}}},
+      {"ranges of tiles under a window",
+       small_tiles,
+       {{0, 700, 0, 300, false}, {0, 700, 300, 1000, true, 400}}},
+      {"ranges of tiles",
+       small_tiles,
+       {{0, 700, 900, 800}, {0, 700, 300, 600, false}, {0, 700, 0, 1, false}}},
       {"not deterministic", {28, 4, 128, false}, squares({300, 5, 129, 512})},
   };
 }
@@ -95,11 +122,9 @@ std::vector<Case> all_cases() {
 class AttentionCalls : public ::testing::TestWithParam<Case> {
  protected:
   const Case& c = GetParam();
-  std::vector<AttentionCall> forward() const {
-    return ops::detail::attention_forward_calls(c.segments, c.window);
-  }
+  std::vector<AttentionCall> forward() const { return ops::detail::attention_forward_calls(c.segments); }
   std::vector<AttentionCall> backward() const {
-    return ops::detail::attention_backward_calls(c.segments, c.window, c.cost);
+    return ops::detail::attention_backward_calls(c.segments, c.cost);
   }
 };
 
@@ -125,7 +150,7 @@ Meetings expected_meetings(const Case& c) {
                     std::vector<int>(static_cast<std::size_t>(c.num_keys())));
   for (const AttentionSegment& segment : c.segments) {
     for (std::int64_t i = 0; i < segment.num_queries; ++i) {
-      const Interval visible = ops::detail::visible_keys(segment, c.window, i);
+      const Interval visible = ops::detail::visible_keys(segment, i);
       for (std::int64_t j = visible.begin; j < visible.end; ++j) {
         ++meetings[static_cast<std::size_t>(segment.first_query + i)]
                   [static_cast<std::size_t>(segment.first_key + j)];
@@ -186,6 +211,9 @@ TEST_P(AttentionCalls, FitTheWorkspace) {
   EXPECT_EQ(layout.bytes, layout.plan + (layout.plan_bytes + 255) / 256 * 256);
   for (const AttentionCall& call : forward()) {
     EXPECT_LE(c.cost.forward_bytes(call.batch), layout.plan_bytes);
+    if (!call.joins) continue;
+    within(layout.lse, layout.dk, 4 * (call.first_query() + call.query_rows()) * c.cost.heads);
+    within(layout.dq, layout.dq_sum, 2 * call.query_rows() * c.cost.heads * c.cost.head_dim);
   }
   for (const AttentionCall& call : backward()) {
     const std::size_t bytes = c.cost.backward_bytes(call.batch, call.queries, call.keys);
@@ -219,6 +247,20 @@ TEST_P(AttentionCalls, GatherEachQueryGradientInARow) {
     }
   }
   EXPECT_EQ(finished, std::vector<int>(static_cast<std::size_t>(c.num_queries()), 1));
+}
+
+TEST_P(AttentionCalls, WriteEachOutputOnceAndThenJoin) {
+  std::vector<bool> written(static_cast<std::size_t>(c.num_queries()));
+  for (const AttentionCall& call : forward()) {
+    EXPECT_TRUE(!call.joins || call.entries.size() == 1);
+    for (const AttentionSegment& entry : call.entries) {
+      for (std::int64_t q = entry.first_query; q < entry.first_query + entry.num_queries; ++q) {
+        EXPECT_EQ(written[static_cast<std::size_t>(q)], call.joins) << "query " << q;
+        written[static_cast<std::size_t>(q)] = true;
+      }
+    }
+  }
+  EXPECT_EQ(written, std::vector<bool>(written.size(), true));
 }
 
 TEST_P(AttentionCalls, OverwriteEachKeyOnceAndThenAdd) {
@@ -256,7 +298,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, AttentionCalls, ::testing::ValuesIn(all_cases())
 TEST(AttentionCallsOfOneChunk, StoreAllTheirKeyGradients) {
   for (const auto& segments : {squares({1024, 1024, 1024}), squares({300, 5, 129, 900}), squares({8192})}) {
     ops::detail::WrittenKeys written;
-    for (const AttentionCall& call : ops::detail::attention_backward_calls(segments, 0, qwen)) {
+    for (const AttentionCall& call : ops::detail::attention_backward_calls(segments, qwen)) {
       const auto step = written.write(call);
       EXPECT_TRUE(step.store);
       EXPECT_TRUE(step.clear.empty());
@@ -291,7 +333,7 @@ TEST(AttentionBackwardCalls, AreFewForUniformRows) {
     for (std::int64_t row = 0; row < rows; ++row) {
       segments.push_back({row * length, length, row * length, length});
     }
-    return ops::detail::attention_backward_calls(segments, 0, qwen).size();
+    return ops::detail::attention_backward_calls(segments, qwen).size();
   };
   EXPECT_EQ(calls(8, 1024), 1u);
   EXPECT_EQ(calls(16, 1024), 1u);
@@ -314,7 +356,7 @@ TEST(AttentionCallsOfRandomPacks, FitTheWorkspaceOfTheirLimitsAndNeedFewPlans) {
       segments.push_back({at, length, at, length});
       at += length;
     }
-    for (const AttentionCall& call : ops::detail::attention_backward_calls(segments, 0, qwen)) {
+    for (const AttentionCall& call : ops::detail::attention_backward_calls(segments, qwen)) {
       ASSERT_LE(qwen.backward_bytes(call.batch, call.queries, call.keys), layout.plan_bytes);
       plans.emplace(call.batch, call.queries, call.keys, call.mask, call.ragged);
     }
@@ -359,9 +401,12 @@ TEST(AttentionWorkspaceLayout, ShrinksWithTheLongestSegmentAndTheTokens) {
 }
 
 TEST(AttentionCallsUnderAHugeWindow, AreRefusedWithTheBytesTheyWouldNeed) {
-  const std::vector<AttentionSegment> row = {{0, 128, 0, 1 << 20}};
-  EXPECT_THROW(ops::detail::attention_backward_calls(row, 1 << 19, qwen), ResourceError);
-  EXPECT_NO_THROW(ops::detail::attention_backward_calls(row, 1 << 15, qwen));
+  const auto calls = [](std::int64_t window) {
+    const std::vector<AttentionSegment> row = under_window(window, {{0, 128, 0, 1 << 20}});
+    return ops::detail::attention_backward_calls(row, qwen);
+  };
+  EXPECT_THROW(calls(1 << 19), ResourceError);
+  EXPECT_NO_THROW(calls(1 << 15));
 }
 
 }  // namespace

@@ -73,14 +73,14 @@ class ChunkedAttention : public ::testing::TestWithParam<std::int64_t> {};
 
 TEST_P(ChunkedAttention, IsThatOfTheWholeRow) {
   constexpr std::int64_t length = 700;
-  const AttentionCase whole{"", 4, 2, 16, length, length, {{0, length, 0, length}}, GetParam()};
+  const AttentionCase whole{"", 4, 2, 16, length, length, under_window(GetParam(), {{0, length, 0, length}})};
   AttentionTensors once(whole, DType::f64), chunked(whole, DType::f64);
   both(whole, once);
 
   const std::vector<std::int64_t> edges = {0, 256, 257, 557, length};
   const auto chunk = [&](std::size_t i) { return Rows{edges[i], edges[i + 1] - edges[i], 0, edges[i + 1]}; };
   const auto segment = [](const Rows& rows) {
-    return std::array{AttentionSegment{0, rows.num_queries, 0, rows.num_keys}};
+    return under_window(GetParam(), {{0, rows.num_queries, 0, rows.num_keys}});
   };
   for (std::size_t i = 0; i + 1 < edges.size(); ++i) forward(whole, chunked, chunk(i), segment(chunk(i)));
   chunked.dk = constant_tensor(DType::f64, whole.key_shape(), std::numeric_limits<double>::quiet_NaN());
@@ -226,8 +226,13 @@ constexpr const char* marker = "attention bits = ";
 
 /// FNV-1a over the output bits of a call that has more work than threads, for every dtype.
 std::string output_bits() {
-  const AttentionCase c{"", 4, 2, 20, 480, 700, {{0, 300, 0, 300}, {300, 100, 250, 150}, {400, 80, 400, 300}},
-                        280};
+  const AttentionCase c{"",
+                        4,
+                        2,
+                        20,
+                        480,
+                        700,
+                        under_window(280, {{0, 300, 0, 300}, {300, 100, 250, 150}, {400, 80, 400, 300}})};
   std::string line = marker;
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
     AttentionTensors t(c, dtype);

@@ -49,26 +49,38 @@ const std::vector<AttentionCase> cases = {
     {"one tile exactly", 2, 2, 64, 64, 256, {{0, 64, 0, 256}}},
     {"one beyond a tile", 2, 2, 20, 65, 257, {{0, 65, 0, 257}}},
     {"one query of many keys", 4, 4, 64, 1, 1025, {{0, 1, 0, 1025}}},
-    {"window over tiles", 4, 2, 20, 300, 700, {{0, 300, 0, 700}}, 100},
-    {"window wider than a tile", 2, 1, 8, 300, 900, {{0, 300, 0, 900}}, 391},
-    {"window of one", 2, 1, 8, 130, 130, {{0, 130, 0, 130}}, 1},
-    {"window wider than all", 2, 1, 8, 80, 120, {{0, 80, 0, 120}}, std::numeric_limits<std::int64_t>::max()},
-    {"window over packed chunks",
-     6,
-     2,
-     8,
-     150,
-     650,
-     {{0, 20, 0, 300}, {20, 0, 300, 0}, {20, 130, 300, 350}},
-     77},
+    {"window over tiles", 4, 2, 20, 300, 700, under_window(100, {{0, 300, 0, 700}})},
+    {"window wider than a tile", 2, 1, 8, 300, 900, under_window(391, {{0, 300, 0, 900}})},
+    {"window of one", 2, 1, 8, 130, 130, under_window(1, {{0, 130, 0, 130}})},
+    {"window wider than all", 2, 1, 8, 80, 120,
+     under_window(std::numeric_limits<std::int64_t>::max(), {{0, 80, 0, 120}})},
+    {"window over packed chunks", 6, 2, 8, 150, 650,
+     under_window(77, {{0, 20, 0, 300}, {20, 0, 300, 0}, {20, 130, 300, 350}})},
     {"segments in any order, unused keys between", 2, 1, 8, 90, 400, {{50, 40, 10, 60}, {0, 50, 100, 280}}},
     {"segments that share keys", 4, 2, 8, 120, 300, {{0, 50, 0, 180}, {50, 70, 0, 250}}},
+    {"windows of one segment each", 2, 1, 8, 150, 350, {{0, 70, 0, 180, true, 20}, {70, 80, 180, 170}}},
+    {"a rectangle", 4, 2, 8, 90, 20, {{0, 90, 3, 11, false}}},
+    {"first keys and a window",
+     4,
+     2,
+     20,
+     300,
+     640,
+     {{0, 60, 0, 400}, {60, 240, 0, 30, false}, {60, 240, 30, 610, true, 370}}},
+    {"three ranges in any order",
+     2,
+     1,
+     8,
+     75,
+     700,
+     {{0, 75, 400, 280, true, 33}, {0, 75, 20, 1, false}, {0, 75, 40, 300, false}}},
 };
 
 // What cuDNN computes in a CUDA build: every way in which a call is cut (detail/attention_calls.hpp).
 const std::vector<AttentionCase> fused_cases = {
     {"uniform rows", 7, 1, 128, 768, 768, {{0, 256, 0, 256}, {256, 256, 256, 256}, {512, 256, 512, 256}}},
-    {"uniform rows under a window", 4, 4, 64, 256, 256, {{0, 128, 0, 128}, {128, 128, 128, 128}}, 33},
+    {"uniform rows under a window", 4, 4, 64, 256, 256,
+     under_window(33, {{0, 128, 0, 128}, {128, 128, 128, 128}})},
     {"rows of a head size between powers of two", 4, 2, 80, 384, 384, {{0, 384, 0, 384}}},
     {"documents of three buckets",
      7,
@@ -83,7 +95,8 @@ const std::vector<AttentionCase> fused_cases = {
       {435, 64, 435, 64},
       {499, 257, 499, 257},
       {756, 128, 756, 128}}},
-    {"documents on both sides of a window", 4, 2, 96, 310, 310, {{0, 30, 0, 30}, {30, 280, 30, 280}}, 50},
+    {"documents on both sides of a window", 4, 2, 96, 310, 310,
+     under_window(50, {{0, 30, 0, 30}, {30, 280, 30, 280}})},
     {"chunk late in a row, whole tiles", 7, 1, 128, 256, 1024, {{0, 256, 0, 1024}}},
     {"chunk late in a row, odd extents", 4, 2, 64, 200, 777, {{0, 200, 0, 777}}},
     {"chunk of packed documents, the first from earlier",
@@ -93,7 +106,53 @@ const std::vector<AttentionCase> fused_cases = {
      300,
      700,
      {{0, 90, 120, 370}, {90, 150, 490, 150}, {240, 60, 640, 60}}},
-    {"chunk late in a row under a window", 4, 2, 64, 200, 900, {{0, 200, 0, 900}}, 300},
+    {"chunk late in a row under a window", 4, 2, 64, 200, 900, under_window(300, {{0, 200, 0, 900}})},
+    {"first keys and a window, round extents",
+     7,
+     1,
+     128,
+     512,
+     1024,
+     {{0, 128, 0, 640}, {128, 384, 0, 128, false}, {128, 384, 128, 896, true, 384}}},
+    {"first keys and a window, odd extents",
+     4,
+     2,
+     64,
+     333,
+     700,
+     {{0, 100, 0, 467}, {100, 233, 0, 4, false}, {100, 233, 4, 696, true, 100}}},
+    {"first keys and blocks",
+     4,
+     2,
+     80,
+     384,
+     768,
+     {{0, 128, 0, 70, false},
+      {0, 128, 256, 256},
+      {128, 128, 0, 70, false},
+      {128, 128, 384, 256},
+      {256, 128, 0, 70, false},
+      {256, 128, 512, 256}}},
+    {"documents with first keys and a window",
+     4,
+     2,
+     40,
+     500,
+     500,
+     {{0, 110, 0, 110},
+      {110, 70, 0, 10, false},
+      {110, 70, 10, 170, true, 100},
+      {180, 20, 180, 20},
+      {200, 110, 200, 110},
+      {310, 190, 200, 10, false},
+      {310, 190, 210, 290, true, 100}}},
+    {"three ranges",
+     4,
+     2,
+     64,
+     200,
+     900,
+     {{0, 200, 0, 5, false}, {0, 200, 64, 128, false}, {0, 200, 300, 600, true, 90}}},
 };
 
 AttentionCase many_documents() {
@@ -129,6 +188,7 @@ class AttentionAccuracy : public ::testing::TestWithParam<Accuracy> {
   double arithmetic() const { return dtype == DType::f64 ? 2.0 * 0x1p-53 : fp32_roundoff; }
   /// Roundoff of a result on its way into memory, past that of the arithmetic.
   double storage() const { return dtype == DType::bf16 ? bf16_roundoff : 0.0; }
+  bool joins() const { return c.limits(dtype).several_ranges; }
   /// Roundoff of P and dS before the products with v, k, q and dout.
   double inner() const { return ops::attention_rounds_products(c.head_dim, dtype) ? bf16_roundoff : 0.0; }
   OwnedTensor exact(const OwnedTensor& tensor) const { return tensor.to(DType::f64); }
@@ -145,14 +205,18 @@ TEST_P(AttentionAccuracy, ForwardIsTheSumOverVisibleKeys) {
   forward(c, t);
 
   // A score, its shift and exp, twice: in p and in the total; then the sum of p · v, rescaled once a tile.
+  // Where ranges are joined, exp of the difference of two lse for each; and their o have been rounded.
   const double d = static_cast<double>(c.head_dim), n = static_cast<double>(reference.most_summands);
   const double argument = (d + 3.0) * reference.largest_score;
-  const double roundings = 2.0 * (argument + 3.0) + 2.0 * n + 8.0;
+  const double joining = joins() && inner() > 0.0 ? 2.0 * (2.0 * reference.largest_score + 4.0) : 0.0;
+  const double roundings = 2.0 * (argument + 3.0) + 2.0 * n + 8.0 + 2.0 * joining;
+  const double rounded_parts = joins() ? inner() : 0.0;
   expect_within(t.o, reference.o, [&](std::int64_t i) {
-    return (arithmetic() * roundings + inner()) * reference.o_magnitude[i] +
+    return (arithmetic() * roundings + inner() + rounded_parts) * reference.o_magnitude[i] +
            storage() * std::fabs(reference.o[i]);
   });
-  expect_within(t.lse, reference.lse, [&](std::int64_t) { return arithmetic() * (argument + n + 8.0); });
+  expect_within(t.lse, reference.lse,
+                [&](std::int64_t) { return arithmetic() * (argument + n + 8.0 + joining); });
 }
 
 TEST_P(AttentionAccuracy, BackwardIsTheSumOverVisiblePairsAddedToWhatWasThere) {
@@ -233,10 +297,10 @@ std::vector<Accuracy> all_accuracies() {
 }
 INSTANTIATE_TEST_SUITE_P(Cases, AttentionAccuracy, ::testing::ValuesIn(all_accuracies()));
 
-class AttentionGradient : public ::testing::TestWithParam<std::int64_t> {};
+class AttentionGradient : public ::testing::TestWithParam<std::vector<AttentionSegment>> {};
 
 TEST_P(AttentionGradient, IsTheFiniteDifferenceOfForwardInFp64) {
-  const AttentionCase c{"", 2, 1, 3, 5, 7, {{0, 2, 0, 2}, {2, 3, 2, 5}}, GetParam()};
+  const AttentionCase c{"", 2, 1, 3, 5, 7, GetParam()};
   AttentionTensors t(c, DType::f64);
   Scratch scratch = workspace_of(c, DType::f64);
   const auto objective = [&] {
@@ -250,7 +314,12 @@ TEST_P(AttentionGradient, IsTheFiniteDifferenceOfForwardInFp64) {
   expect_gradient(t.k, t.dk, objective, 1e-9);
   expect_gradient(t.v, t.dv, objective, 1e-9);
 }
-INSTANTIATE_TEST_SUITE_P(Windows, AttentionGradient, ::testing::Values(0, 2, 3));
+const std::vector<AttentionSegment> two_documents = {{0, 2, 0, 2}, {2, 3, 2, 5}};
+INSTANTIATE_TEST_SUITE_P(Masks, AttentionGradient,
+                         ::testing::Values(two_documents, under_window(2, two_documents),
+                                           under_window(3, two_documents),
+                                           std::vector<AttentionSegment>{
+                                               {0, 2, 0, 2}, {2, 3, 0, 1, false}, {2, 3, 2, 5, true, 2}}));
 
 TEST(Attention, GivesTheSameBitsEachTime) {
   for (const AttentionCase& c : fused_cases) {
@@ -311,8 +380,8 @@ TEST(Attention, NanInAnyInputReachesTheOutput) {
 
 TEST(Attention, OverwritingClearsKeysThatNoQuerySees) {
   // Keys before the window, of no segment, and of a segment without queries.
-  const AttentionCase c{"", 2, 1, 16, 140, 900, {{0, 130, 100, 500}, {130, 0, 610, 30}, {130, 10, 650, 40}},
-                        60};
+  const AttentionCase c{
+      "", 2, 1, 16, 140, 900, under_window(60, {{0, 130, 100, 500}, {130, 0, 610, 30}, {130, 10, 650, 40}})};
   const auto seen = [](std::int64_t key) {
     return (key >= 470 - 59 && key < 600) || (key >= 650 && key < 690);
   };
@@ -357,10 +426,9 @@ TEST(Attention, MismatchesBreakTheContractBeforeAnythingIsWritten) {
     ops::attention_forward(scratch, {t.o, lse, q, k, t.v}, c.segments, c.settings());
   };
   const auto refuse = [&](const AttentionCase& c) { EXPECT_THROW(call(c, t.q, t.k, t.lse), ContractError); };
-  const auto with = [&](std::vector<AttentionSegment> segments, std::int64_t window = 0) {
+  const auto with = [&](std::vector<AttentionSegment> segments) {
     AttentionCase c = good;
     c.segments = std::move(segments);
-    c.window = window;
     return c;
   };
   refuse(with({}));                                                           // queries left out
@@ -371,7 +439,12 @@ TEST(Attention, MismatchesBreakTheContractBeforeAnythingIsWritten) {
   refuse(with({{0, 10, 11, 10}}));                                            // keys past the end
   refuse(with({{0, 10, 0, 9}}));                                              // fewer keys than queries
   refuse(with({{0, 10, -1, 20}}));
-  refuse(with({{0, 10, 0, 20}}, -1));
+  refuse(with({{0, 10, 0, 20, true, -1}}));
+  refuse(with({{0, 10, 0, 0, false}}));                      // no key
+  refuse(with({{0, 10, 0, 20, false, 3}}));                  // a window without a diagonal
+  refuse(with({{0, 10, 0, 5, false}, {0, 10, 4, 16}}));      // a key twice
+  refuse(with({{0, 10, 0, 5, false}, {0, 9, 5, 15}}));       // other queries
+  refuse(with({{0, 5, 0, 5}, {5, 5, 0, 9}, {0, 5, 6, 8}}));  // a run in two pieces
   const OwnedTensor three_heads = normal_tensor(DType::f32, {10, 3, 8}, 1);
   const OwnedTensor half = t.k.to(DType::bf16);
   OwnedTensor narrow_lse(DType::f32, {10, 2});

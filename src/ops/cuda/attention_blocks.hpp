@@ -42,19 +42,25 @@ struct BlockExtents {
 struct BlockList {
   static constexpr int capacity = 32;
   AttentionSegment segments[capacity];
-  std::int64_t ends[capacity];  // blocks of this segment and all before it
+  std::int64_t ends[capacity];  // blocks of this segment, or of its run, and all before it; ascending
   int count = 0;
 
   struct Place {
-    AttentionSegment segment;
-    std::int64_t block;  // within the segment
+    int first, end;      // segments: one, or those of a run
+    std::int64_t block;  // within them
   };
   KOKKOS_FUNCTION Place at(std::int64_t block) const {
     int i = 0;
     while (block >= ends[i]) ++i;
-    return {segments[i], i == 0 ? block : block - ends[i - 1]};
+    const std::int64_t before = i == 0 ? 0 : ends[i - 1];
+    int end = i + 1;
+    while (end < count && ends[end] == ends[i]) ++end;  // the blocks of a run are its first segment's
+    return {i, end, block - before};
   }
 };
+
+/// What the blocks of a launch are blocks of: the queries of a run, or the keys of a segment.
+enum class BlockOwner { run, segment };
 
 /// A thread's place in its team.
 template <class Extents>
@@ -138,19 +144,29 @@ KOKKOS_FUNCTION void add_rows(const Member& member, const BlockThread<Extents>& 
   }
 }
 
-/// Launches `body` for every block of the segments: count(segment) of them for each.
+/// Launches `body` for every block: count(segment) of them for each segment, or for the first of each run.
 template <class Body, class Count>
-void for_each_block(const Context& context, const char* label, std::span<const AttentionSegment> segments,
-                    const Count& count, Body body) {
+void for_each_block(const Context& context, const char* label, BlockOwner owner,
+                    std::span<const AttentionSegment> segments, const Count& count, Body body) {
   while (!segments.empty()) {
     BlockList& list = body.blocks;
     list.count = 0;
     std::int64_t blocks = 0;
-    for (; !segments.empty() && list.count < BlockList::capacity; segments = segments.subspan(1)) {
-      blocks += count(segments.front());
-      list.segments[list.count] = segments.front();
-      list.ends[list.count] = blocks;
-      ++list.count;
+    while (!segments.empty()) {
+      const std::size_t together = owner == BlockOwner::run ? detail::leading_run(segments) : 1;
+      LAYERSTREAM_EXPECT(together <= std::size_t{BlockList::capacity}, "{}: {} ranges of keys for one run",
+                         label, together);
+      if (static_cast<std::size_t>(list.count) + together > BlockList::capacity) break;
+      const auto owned = segments.first(together);
+      segments = segments.subspan(together);
+      const std::int64_t added = count(owned.front());
+      if (added == 0) continue;
+      blocks += added;
+      for (const AttentionSegment& segment : owned) {
+        list.segments[list.count] = segment;
+        list.ends[list.count] = blocks;
+        ++list.count;
+      }
     }
     if (blocks == 0) continue;
     LAYERSTREAM_EXPECT(blocks <= std::numeric_limits<int>::max(), "{}: {} blocks in one launch", label,

@@ -63,13 +63,13 @@ struct QueryBlock {
     constexpr int rows = Extents::rows;
     const AttentionShape& shape = tensors.shape;
     const BlockList::Place place = blocks.at(member.league_rank());
-    const AttentionSegment& segment = place.segment;
+    const AttentionSegment& run = blocks.segments[place.first];
     const std::int64_t head = place.block % shape.heads;
     const std::int64_t begin = place.block / shape.heads * Extents::block_rows;
-    const std::int64_t left = segment.num_queries - begin;
+    const std::int64_t left = run.num_queries - begin;
     const int count = left < Extents::block_rows ? static_cast<int>(left) : Extents::block_rows;
     const int head_dim = static_cast<int>(shape.head_dim);
-    const std::int64_t first_row = segment.first_query + begin;
+    const std::int64_t first_row = run.first_query + begin;
     const std::int64_t query_offset = first_row * shape.query_stride() + head * head_dim;
     const A scale = static_cast<A>(shape.scale);
     const BlockThread<Extents> thread(member.team_rank());
@@ -92,27 +92,30 @@ struct QueryBlock {
     }
     A sums[rows][Columns] = {};
 
-    const Interval keys = detail::visible_keys(segment, shape.window, Interval{begin, begin + count});
     const std::int64_t key_column = head / shape.group() * head_dim;
-    for (std::int64_t key = keys.begin; key < keys.end; key += step_rows) {
-      const int num_keys = keys.end - key < step_rows ? static_cast<int>(keys.end - key) : step_rows;
-      const std::int64_t offset = (segment.first_key + key) * shape.key_stride() + key_column;
-      A score[rows], gradient[rows];
-      multiply_rows<Extents>(member, thread, score, queries, chunk, tensors.k + offset, shape.key_stride(),
-                             num_keys, head_dim);
-      multiply_rows<Extents>(member, thread, gradient, douts, chunk, tensors.v + offset, shape.key_stride(),
-                             num_keys, head_dim);
+    for (int range = place.first; range < place.end; ++range) {
+      const AttentionSegment segment = blocks.segments[range];
+      const Interval keys = detail::visible_keys(segment, Interval{begin, begin + count});
+      for (std::int64_t key = keys.begin; key < keys.end; key += step_rows) {
+        const int num_keys = keys.end - key < step_rows ? static_cast<int>(keys.end - key) : step_rows;
+        const std::int64_t offset = (segment.first_key + key) * shape.key_stride() + key_column;
+        A score[rows], gradient[rows];
+        multiply_rows<Extents>(member, thread, score, queries, chunk, tensors.k + offset, shape.key_stride(),
+                               num_keys, head_dim);
+        multiply_rows<Extents>(member, thread, gradient, douts, chunk, tensors.v + offset, shape.key_stride(),
+                               num_keys, head_dim);
 #pragma unroll
-      for (int r = 0; r < rows; ++r) {
-        const int row = thread.first_row + r;
-        const Interval visible = detail::visible_keys(segment, shape.window, begin + row);
-        const std::int64_t mine = key + thread.lane;
-        const bool seen = row < count && visible.begin <= mine && mine < visible.end;
-        gradients[row * score_pitch + thread.lane] =
-            seen ? Kokkos::exp(scale * score[r] - lse[r]) * (gradient[r] - delta[r]) : A(0);
+        for (int r = 0; r < rows; ++r) {
+          const int row = thread.first_row + r;
+          const Interval visible = detail::visible_keys(segment, begin + row);
+          const std::int64_t mine = key + thread.lane;
+          const bool seen = row < count && visible.begin <= mine && mine < visible.end;
+          gradients[row * score_pitch + thread.lane] =
+              seen ? Kokkos::exp(scale * score[r] - lse[r]) * (gradient[r] - delta[r]) : A(0);
+        }
+        add_rows<Extents>(member, thread, sums, gradients, chunk, tensors.k + offset, shape.key_stride(),
+                          num_keys, head_dim);
       }
-      add_rows<Extents>(member, thread, sums, gradients, chunk, tensors.k + offset, shape.key_stride(),
-                        num_keys, head_dim);
     }
 
 #pragma unroll
@@ -146,7 +149,7 @@ struct KeyBlock {
     constexpr int rows = Extents::rows;
     const AttentionShape& shape = tensors.shape;
     const BlockList::Place place = blocks.at(member.league_rank());
-    const AttentionSegment& segment = place.segment;
+    const AttentionSegment& segment = blocks.segments[place.first];
     const std::int64_t key_head = place.block % shape.key_heads;
     const std::int64_t begin = place.block / shape.key_heads * Extents::block_rows;
     const std::int64_t left = segment.num_keys - begin;
@@ -155,7 +158,7 @@ struct KeyBlock {
     const std::int64_t key_offset = (segment.first_key + begin) * shape.key_stride() + key_head * head_dim;
     const A scale = static_cast<A>(shape.scale);
     const BlockThread<Extents> thread(member.team_rank());
-    const Interval queries = detail::seeing_queries(segment, shape.window, Interval{begin, begin + count});
+    const Interval queries = detail::seeing_queries(segment, Interval{begin, begin + count});
     if (queries.size() <= 0) return;
 
     A* keys = static_cast<A*>(member.team_scratch(0).get_shmem(scratch_elements * sizeof(A)));
@@ -182,7 +185,7 @@ struct KeyBlock {
         const bool exists = thread.lane < num_queries;
         const std::int64_t at = (first_row + thread.lane) * shape.heads + head;
         const A lse = exists ? tensors.lse[at] : A(0), delta = exists ? tensors.delta[at] : A(0);
-        const Interval visible = detail::visible_keys(segment, shape.window, query + thread.lane);
+        const Interval visible = detail::visible_keys(segment, query + thread.lane);
 #pragma unroll
         for (int r = 0; r < rows; ++r) {
           const int row = thread.first_row + r;
@@ -222,7 +225,7 @@ void launch(const Context& context, const BackwardTensors<T>& tensors,
   using Queries = QueryBlock<T, Columns>;
   using Keys = KeyBlock<T, Columns>;
   for_each_block(
-      context, "layerstream::attention_backward_q", segments,
+      context, "layerstream::attention_backward_q", BlockOwner::run, segments,
       [&](const AttentionSegment& segment) {
         return detail::tiles(segment.num_queries, Queries::Extents::block_rows) * shape.heads;
       },
@@ -230,7 +233,7 @@ void launch(const Context& context, const BackwardTensors<T>& tensors,
   while (!segments.empty()) {
     const std::size_t count = detail::leading_disjoint(segments);
     for_each_block(
-        context, "layerstream::attention_backward_kv", segments.first(count),
+        context, "layerstream::attention_backward_kv", BlockOwner::segment, segments.first(count),
         [&](const AttentionSegment& segment) {
           return detail::tiles(segment.num_keys, Keys::Extents::block_rows) * shape.key_heads;
         },

@@ -29,13 +29,13 @@ struct ForwardBlock {
   KOKKOS_FUNCTION void operator()(const Member& member) const {
     constexpr int rows = Extents::rows;
     const BlockList::Place place = blocks.at(member.league_rank());
-    const AttentionSegment& segment = place.segment;
+    const AttentionSegment& run = blocks.segments[place.first];
     const std::int64_t head = place.block % shape.heads;
     const std::int64_t begin = place.block / shape.heads * Extents::block_rows;
-    const std::int64_t left = segment.num_queries - begin;
+    const std::int64_t left = run.num_queries - begin;
     const int count = left < Extents::block_rows ? static_cast<int>(left) : Extents::block_rows;
     const int head_dim = static_cast<int>(shape.head_dim);
-    const std::int64_t first_row = segment.first_query + begin;
+    const std::int64_t first_row = run.first_query + begin;
     const BlockThread<Extents> thread(member.team_rank());
 
     A* queries = static_cast<A*>(member.team_scratch(0).get_shmem(scratch_elements * sizeof(A)));
@@ -52,38 +52,41 @@ struct ForwardBlock {
     }
     A sums[rows][Columns] = {};
 
-    const Interval keys = detail::visible_keys(segment, shape.window, Interval{begin, begin + count});
     const std::int64_t key_column = head / shape.group() * head_dim;
-    for (std::int64_t key = keys.begin; key < keys.end; key += step_rows) {
-      const int num_keys = keys.end - key < step_rows ? static_cast<int>(keys.end - key) : step_rows;
-      const std::int64_t offset = (segment.first_key + key) * shape.key_stride() + key_column;
-      A score[rows];
-      multiply_rows<Extents>(member, thread, score, queries, chunk, k + offset, shape.key_stride(), num_keys,
-                             head_dim);
-      bool seen[rows];
+    for (int range = place.first; range < place.end; ++range) {
+      const AttentionSegment segment = blocks.segments[range];
+      const Interval keys = detail::visible_keys(segment, Interval{begin, begin + count});
+      for (std::int64_t key = keys.begin; key < keys.end; key += step_rows) {
+        const int num_keys = keys.end - key < step_rows ? static_cast<int>(keys.end - key) : step_rows;
+        const std::int64_t offset = (segment.first_key + key) * shape.key_stride() + key_column;
+        A score[rows];
+        multiply_rows<Extents>(member, thread, score, queries, chunk, k + offset, shape.key_stride(),
+                               num_keys, head_dim);
+        bool seen[rows];
 #pragma unroll
-      for (int r = 0; r < rows; ++r) {
-        const int row = thread.first_row + r;
-        const Interval visible = detail::visible_keys(segment, shape.window, begin + row);
-        const std::int64_t mine = key + thread.lane;
-        seen[r] = row < count && visible.begin <= mine && mine < visible.end;
-        score[r] = seen[r] ? static_cast<A>(shape.scale) * score[r] : -std::numeric_limits<A>::infinity();
-        scores[row * score_pitch + thread.lane] = score[r];
+        for (int r = 0; r < rows; ++r) {
+          const int row = thread.first_row + r;
+          const Interval visible = detail::visible_keys(segment, begin + row);
+          const std::int64_t mine = key + thread.lane;
+          seen[r] = row < count && visible.begin <= mine && mine < visible.end;
+          score[r] = seen[r] ? static_cast<A>(shape.scale) * score[r] : -std::numeric_limits<A>::infinity();
+          scores[row * score_pitch + thread.lane] = score[r];
+        }
+        member.team_barrier();
+        if (thread.index < Extents::block_rows) raise_largest(thread.index, scores, largest, rescale);
+        member.team_barrier();
+#pragma unroll
+        for (int r = 0; r < rows; ++r) {
+          const int row = thread.first_row + r;
+          scores[row * score_pitch + thread.lane] = seen[r] ? Kokkos::exp(score[r] - largest[row]) : A(0);
+#pragma unroll
+          for (int c = 0; c < Columns; ++c) sums[r][c] *= rescale[row];
+        }
+        member.team_barrier();
+        if (thread.index < Extents::block_rows) add_total(thread.index, scores, total, rescale);
+        add_rows<Extents>(member, thread, sums, scores, chunk, v + offset, shape.key_stride(), num_keys,
+                          head_dim);
       }
-      member.team_barrier();
-      if (thread.index < Extents::block_rows) raise_largest(thread.index, scores, largest, rescale);
-      member.team_barrier();
-#pragma unroll
-      for (int r = 0; r < rows; ++r) {
-        const int row = thread.first_row + r;
-        scores[row * score_pitch + thread.lane] = seen[r] ? Kokkos::exp(score[r] - largest[row]) : A(0);
-#pragma unroll
-        for (int c = 0; c < Columns; ++c) sums[r][c] *= rescale[row];
-      }
-      member.team_barrier();
-      if (thread.index < Extents::block_rows) add_total(thread.index, scores, total, rescale);
-      add_rows<Extents>(member, thread, sums, scores, chunk, v + offset, shape.key_stride(), num_keys,
-                        head_dim);
     }
     member.team_barrier();
 
@@ -133,7 +136,7 @@ void blockwise_attention_forward(const Context& context, const AttentionForward&
     dispatch_columns(operation, shape.head_dim, [&]<int Columns>() {
       using Block = ForwardBlock<T, Columns>;
       for_each_block(
-          context, "layerstream::attention_forward", segments,
+          context, "layerstream::attention_forward", BlockOwner::run, segments,
           [&](const AttentionSegment& segment) {
             return detail::tiles(segment.num_queries, Block::Extents::block_rows) * shape.heads;
           },

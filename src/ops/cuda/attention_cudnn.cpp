@@ -35,6 +35,9 @@ class Workspace {
   bf16* dk() const { return reinterpret_cast<bf16*>(begin_ + layout_.dk); }
   bf16* dv() const { return reinterpret_cast<bf16*>(begin_ + layout_.dv); }
   bf16* dq() const { return reinterpret_cast<bf16*>(begin_ + layout_.dq); }
+  /// Of a forward call that joins: o from its first query on, lse from query 0 on.
+  bf16* more_o() const { return dq(); }
+  float* more_lse() const { return lse(); }
   float* dq_sum() const { return reinterpret_cast<float*>(begin_ + layout_.dq_sum); }
   void* plan() const { return begin_ + layout_.plan; }
   std::size_t plan_bytes() const { return bytes_ - layout_.plan; }
@@ -66,6 +69,34 @@ void bind_table(AttentionOperands& operands, const AttentionTable& table) {
   operands.lse_offsets = table.lse_offsets;
   operands.query_lengths = table.query_lengths;
   operands.key_lengths = table.key_lengths;
+}
+
+void run_forward(const Context& context, const AttentionForward& args, const AttentionCall& call,
+                 const AttentionShape& shape, const Workspace& workspace) {
+  const std::int64_t first = call.first_query(), query = first * shape.query_stride();
+  const std::int64_t key = call.first_key() * shape.key_stride();
+  bf16* const o = args.o.as<bf16>() + query;
+  float* const lse = args.lse.as<float>();
+  float* const written_lse = call.joins ? workspace.more_lse() : lse;
+  AttentionOperands operands{.q = args.q.as<bf16>() + query,
+                             .k = args.k.as<bf16>() + key,
+                             .v = args.v.as<bf16>() + key,
+                             .o = call.joins ? workspace.more_o() : o,
+                             .lse = written_lse + (call.ragged ? 0 : first * shape.heads)};
+  if (call.ragged) {
+    const AttentionTable table = workspace.table(call);
+    write_table(context, table, call, shape);
+    bind_table(operands, table);
+  }
+  attention_plans(context).run(problem_of(call, shape, false), operands, workspace.plan(),
+                               workspace.plan_bytes());
+  if (!call.joins) return;
+  join_outputs(context,
+               {.o = o,
+                .lse = lse + first * shape.heads,
+                .more = workspace.more_o(),
+                .more_lse = workspace.more_lse() + first * shape.heads},
+               call.query_rows(), shape);
 }
 
 /// The backward pass, one call after the other.
@@ -158,22 +189,8 @@ void cudnn_attention_forward(const Context& context, const AttentionForward& arg
                              std::span<const AttentionSegment> segments, const AttentionShape& shape) {
   expect_aligned("attention_forward", {args.q, args.k, args.v, args.o});
   const Workspace workspace(context, shape.limits(args.q.dtype(), args.q.dim(0), args.k.dim(0), segments));
-  for (const AttentionCall& call : detail::attention_forward_calls(segments, shape.window)) {
-    const std::int64_t query = call.first_query() * shape.query_stride();
-    const std::int64_t key = call.first_key() * shape.key_stride();
-    AttentionOperands operands{
-        .q = args.q.as<bf16>() + query,
-        .k = args.k.as<bf16>() + key,
-        .v = args.v.as<bf16>() + key,
-        .o = args.o.as<bf16>() + query,
-        .lse = args.lse.as<float>() + (call.ragged ? 0 : call.first_query() * shape.heads)};
-    if (call.ragged) {
-      const AttentionTable table = workspace.table(call);
-      write_table(context, table, call, shape);
-      bind_table(operands, table);
-    }
-    attention_plans(context).run(problem_of(call, shape, false), operands, workspace.plan(),
-                                 workspace.plan_bytes());
+  for (const AttentionCall& call : detail::attention_forward_calls(segments)) {
+    run_forward(context, args, call, shape, workspace);
   }
 }
 
@@ -184,7 +201,7 @@ void cudnn_attention_backward(const Context& context, const AttentionBackward& a
   const detail::AttentionCost cost{shape.heads, shape.key_heads, shape.head_dim, shape.deterministic};
   BackwardPass pass(context, args, shape,
                     shape.limits(args.q.dtype(), args.q.dim(0), args.k.dim(0), segments));
-  for (const AttentionCall& call : detail::attention_backward_calls(segments, shape.window, cost)) {
+  for (const AttentionCall& call : detail::attention_backward_calls(segments, cost)) {
     pass.run(call);
   }
   pass.finish();

@@ -66,6 +66,37 @@ struct TransposeLse {
   }
 };
 
+/// Work item i joins one piece of o.
+struct JoinOutputs {
+  OutputParts parts;
+  std::int64_t pieces;  // of a head
+
+  KOKKOS_FUNCTION void operator()(std::int64_t i) const {
+    const Piece piece{i * piece_width};
+    const float a = parts.lse[i / pieces], b = parts.more_lse[i / pieces];
+    const float largest = Kokkos::fmax(a, b);
+    const float weight = Kokkos::exp(a - largest), more_weight = Kokkos::exp(b - largest);
+    const float total = weight + more_weight;
+    Values<float, piece_width> o = detail::load_piece(piece, static_cast<const bf16*>(parts.o));
+    const Values<float, piece_width> more = detail::load_piece(piece, parts.more);
+    for (int k = 0; k < piece_width; ++k) {
+      o.at[k] = Kokkos::fma(weight, o.at[k], more_weight * more.at[k]) / total;
+    }
+    detail::store_piece(piece, parts.o, o);
+  }
+};
+
+/// Work item i joins one number of lse, when o has been joined.
+struct JoinLse {
+  float* lse;
+  const float* more;
+
+  KOKKOS_FUNCTION void operator()(std::int64_t i) const {
+    const float a = lse[i], b = more[i], largest = Kokkos::fmax(a, b);
+    lse[i] = largest + Kokkos::log(Kokkos::exp(a - largest) + Kokkos::exp(b - largest));
+  }
+};
+
 /// Work item i writes one piece of dk and of dv.
 struct WriteKeyGradients {
   KeyGradients gradients;
@@ -169,6 +200,14 @@ void transpose_lse(const Context& context, float* out, const float* lse, std::in
                        Policy(detail::execution_space(context), 0, static_cast<unsigned>(items)),
                        TransposeLse{out, lse, static_cast<unsigned>(rows), static_cast<unsigned>(queries),
                                     static_cast<unsigned>(heads)});
+}
+
+void join_outputs(const Context& context, const OutputParts& parts, std::int64_t rows,
+                  const AttentionShape& shape) {
+  const ExecutionSpace space = detail::execution_space(context);
+  const std::int64_t pieces = shape.head_dim / piece_width, heads = rows * shape.heads;
+  for_each_index(space, "layerstream::attention_join_o", heads * pieces, JoinOutputs{parts, pieces});
+  for_each_index(space, "layerstream::attention_join_lse", heads, JoinLse{parts.lse, parts.more_lse});
 }
 
 void write_key_gradients(const Context& context, const KeyGradients& gradients, const AttentionTable& table,

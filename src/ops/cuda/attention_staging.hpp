@@ -27,6 +27,18 @@ void write_table(const Context& context, const AttentionTable& table, const deta
 void transpose_lse(const Context& context, float* out, const float* lse, std::int64_t batch,
                    std::int64_t queries, std::int64_t heads);
 
+/// Outputs of attention over some keys of each query, and over others.
+struct OutputParts {
+  bf16* o;                // (rows, NH, d) replaced by the outputs over both
+  float* lse;             // (rows, NH)
+  const bf16* more;       // (rows, NH, d)
+  const float* more_lse;  // (rows, NH)
+};
+/// Exact up to rounding: a softmax over disjoint sets of keys is the mean of theirs, weighted by exp(lse).
+/// @param rows of queries; head_dim is a multiple of 8
+void join_outputs(const Context& context, const OutputParts& parts, std::int64_t rows,
+                  const detail::AttentionShape& shape);
+
 /// Rows of dk and dv, and one call's part of them, from the call's first row of keys on.
 struct KeyGradients {
   float *dk, *dv;                 // (rows, NKV, d)

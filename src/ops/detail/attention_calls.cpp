@@ -14,8 +14,14 @@ using Part = AttentionCall::QueryGradient;
 /// Chunks of a row that may have a plan of their own each, in forward.
 constexpr std::int64_t planned_chunks = 16;
 
+/// Causal, with as many queries as keys.
 bool is_square(const AttentionSegment& segment) {
-  return segment.num_queries == segment.num_keys;
+  return segment.causal && segment.num_queries == segment.num_keys;
+}
+
+AttentionMask mask_of(const AttentionSegment& segment) {
+  if (!segment.causal) return AttentionMask::none;
+  return is_square(segment) ? AttentionMask::causal : AttentionMask::bottom_right;
 }
 
 bool is_round(std::int64_t extent) {
@@ -29,26 +35,22 @@ std::int64_t fine_bucket(std::int64_t tokens) {
   return rounded_up(tokens, step);
 }
 
-/// The segment without the keys that no query sees.
-AttentionSegment trimmed(AttentionSegment segment, std::int64_t window) {
-  const std::int64_t unseen = visible_keys(segment, window, std::int64_t{0}).begin;
+/// The segment without the keys that no query sees, and without a window that hides nothing.
+AttentionSegment trimmed(AttentionSegment segment) {
+  const std::int64_t unseen = visible_keys(segment, std::int64_t{0}).begin;
   segment.first_key += unseen;
   segment.num_keys -= unseen;
+  if (segment.window >= segment.num_keys) segment.window = 0;
   return segment;
 }
 
-/// 0 for a window that hides nothing.
-std::int64_t effective_window(const AttentionSegment& segment, std::int64_t window) {
-  return window < segment.num_keys ? window : 0;
-}
-
-/// Whether all are squares of one round extent, each right after the one before it.
+/// Whether all are squares of one round extent and one window, each right after the one before it.
 bool is_uniform(std::span<const AttentionSegment> segments) {
   const AttentionSegment& first = segments.front();
   if (!is_square(first) || first.num_queries == 0 || !is_round(first.num_queries)) return false;
   for (std::size_t i = 1; i < segments.size(); ++i) {
     const AttentionSegment &before = segments[i - 1], &segment = segments[i];
-    if (segment.num_queries != first.num_queries || segment.num_keys != first.num_keys ||
+    if (!is_square(segment) || segment.num_queries != first.num_queries || segment.window != first.window ||
         segment.first_query != before.first_query + before.num_queries ||
         segment.first_key != before.first_key + before.num_keys) {
       return false;
@@ -59,8 +61,8 @@ bool is_uniform(std::span<const AttentionSegment> segments) {
 
 /// @param most entries of a call
 void add_uniform(std::vector<AttentionCall>& calls, std::span<const AttentionSegment> segments,
-                 std::int64_t window, std::int64_t most) {
-  const AttentionSegment& first = segments.front();
+                 std::int64_t most) {
+  const AttentionSegment first = trimmed(segments.front());
   const std::size_t parts = static_cast<std::size_t>(tiles(static_cast<std::int64_t>(segments.size()), most));
   const std::size_t even = (segments.size() + parts - 1) / parts;  // so that most calls share one plan
   while (!segments.empty()) {
@@ -69,33 +71,38 @@ void add_uniform(std::vector<AttentionCall>& calls, std::span<const AttentionSeg
                      .queries = first.num_queries,
                      .keys = first.num_keys,
                      .mask = AttentionMask::causal,
-                     .window = effective_window(first, window),
+                     .window = first.window,
                      .entries = {entries.begin(), entries.end()}});
     segments = segments.subspan(entries.size());
   }
 }
 
-AttentionCall single_call(const AttentionSegment& entry, AttentionMask mask, std::int64_t window,
-                          bool may_be_exact) {
+/// @pre `entry` is trimmed
+AttentionCall single_call(const AttentionSegment& entry, bool may_be_exact) {
   const bool exact = may_be_exact && is_round(entry.num_queries) && is_round(entry.num_keys);
   return {.batch = 1,
           .queries = exact ? entry.num_queries : attention_bucket(entry.num_queries),
           .keys = exact ? entry.num_keys : attention_bucket(entry.num_keys),
-          .mask = mask,
-          .window = window,
+          .mask = mask_of(entry),
+          .window = entry.window,
           .ragged = !exact,
           .entries = {entry}};
+}
+
+AttentionCall forward_call(const AttentionSegment& segment) {
+  const AttentionSegment seen = trimmed(segment);
+  return single_call(seen, seen.num_keys <= planned_chunks * seen.num_queries);
 }
 
 /// Gathers squares of like length into ragged calls.
 class RaggedCalls {
  public:
-  RaggedCalls(std::vector<AttentionCall>& calls, std::int64_t window) : calls_(calls), window_(window) {}
+  explicit RaggedCalls(std::vector<AttentionCall>& calls) : calls_(calls) {}
 
   /// @param most entries of a call
   void add(const AttentionSegment& square, std::int64_t most) {
     const std::int64_t bucket = attention_bucket(square.num_queries);
-    const Key key{bucket, effective_window(square, window_)};
+    const Key key{bucket, trimmed(square).window};
     std::vector<AttentionSegment>& open = open_[key];
     if (!open.empty() &&
         (static_cast<std::int64_t>(open.size()) == most || !continues(open.back(), square))) {
@@ -130,79 +137,99 @@ class RaggedCalls {
   }
 
   std::vector<AttentionCall>& calls_;
-  std::int64_t window_;
   std::map<Key, std::vector<AttentionSegment>> open_;
 };
 
-/// The backward pass of one segment in tiles.
+/// The backward pass of one run in tiles.
 class TiledBackward {
  public:
-  TiledBackward(std::vector<AttentionCall>& calls, const AttentionSegment& segment, std::int64_t window)
-      : calls_(calls), segment_(segment), window_(effective_window(segment, window)) {}
+  TiledBackward(std::vector<AttentionCall>& calls, std::span<const AttentionSegment> run,
+                const AttentionCost& cost)
+      : calls_(calls), tile_(cost.tile()), num_queries_(run.front().num_queries) {
+    for (const AttentionSegment& range : run) {
+      ranges_.push_back(trimmed(range));
+      if (ranges_.back().window > 0) tile_ = std::min(tile_, window_tile(ranges_.back(), cost));
+    }
+  }
 
-  void add(const AttentionCost& cost) {
-    const std::int64_t tile = window_ == 0 ? cost.tile() : window_tile(cost);
-    for (std::int64_t begin = 0; begin < segment_.num_queries; begin += tile) {
-      const std::int64_t count = std::min(tile, segment_.num_queries - begin);
-      if (window_ == 0) {
-        add_queries(begin, count, tile);
-      } else {
-        add_windowed_queries(begin, count);
-      }
+  void add() {
+    for (std::int64_t begin = 0; begin < num_queries_; begin += tile_) {
+      const Interval queries{begin, std::min(begin + tile_, num_queries_)};
+      std::vector<AttentionSegment> parts;
+      for (const AttentionSegment& range : ranges_) append(parts, range, queries);
+      for (std::size_t i = 0; i < parts.size(); ++i) push(parts[i], place(i, parts.size()));
     }
   }
 
  private:
-  std::int64_t earlier() const { return segment_.num_keys - segment_.num_queries; }
+  static Part place(std::size_t i, std::size_t count) {
+    if (count == 1) return Part::whole;
+    if (i == 0) return Part::first;
+    return i + 1 < count ? Part::next : Part::last;
+  }
 
-  /// Bottom-right causal backward computes the masked half as well (measured: half the rate), so the keys
-  /// before the block of queries make unmasked rectangles and the rest a square.
-  void add_queries(std::int64_t begin, std::int64_t count, std::int64_t tile) {
-    const std::int64_t before = earlier() + begin;
-    for (std::int64_t key = 0; key < before; key += tile) {
-      push({segment_.first_query + begin, count, segment_.first_key + key, std::min(tile, before - key)},
-           AttentionMask::none, 0, key == 0 ? Part::first : Part::next);
+  /// Those keys of `range` that the block of queries sees, tile by tile.
+  void append(std::vector<AttentionSegment>& parts, const AttentionSegment& range, Interval queries) const {
+    const AttentionSegment block{.first_query = range.first_query + queries.begin,
+                                 .num_queries = queries.size(),
+                                 .first_key = range.first_key,
+                                 .num_keys = visible_keys(range, queries.end - 1).end,
+                                 .causal = range.causal,
+                                 .window = range.window};
+    if (range.window > 0) {
+      parts.push_back(trimmed(block));
+    } else if (range.causal) {
+      // Bottom-right causal backward computes the masked half as well (measured: half the rate), so the keys
+      // before the block of queries make unmasked rectangles and the rest a square.
+      const std::int64_t before = block.num_keys - block.num_queries;
+      append_rectangles(parts, block, before);
+      parts.push_back({block.first_query, block.num_queries, block.first_key + before, block.num_queries});
+    } else {
+      append_rectangles(parts, block, block.num_keys);
     }
-    push({segment_.first_query + begin, count, segment_.first_key + before, count}, AttentionMask::causal, 0,
-         before == 0 ? Part::whole : Part::last);
   }
 
-  /// Bottom-right causal over the keys that the block of queries sees.
-  void add_windowed_queries(std::int64_t begin, std::int64_t count) {
-    const AttentionSegment block = trimmed(
-        {segment_.first_query + begin, count, segment_.first_key, earlier() + begin + count}, window_);
-    push(block, is_square(block) ? AttentionMask::causal : AttentionMask::bottom_right,
-         effective_window(block, window_), Part::whole);
+  /// The first `num_keys` keys of `block`, which all its queries see.
+  void append_rectangles(std::vector<AttentionSegment>& parts, const AttentionSegment& block,
+                         std::int64_t num_keys) const {
+    for (std::int64_t key = 0; key < num_keys; key += tile_) {
+      parts.push_back({.first_query = block.first_query,
+                       .num_queries = block.num_queries,
+                       .first_key = block.first_key + key,
+                       .num_keys = std::min(tile_, num_keys - key),
+                       .causal = false});
+    }
   }
 
-  std::int64_t window_tile(const AttentionCost& cost) const {
+  /// @throws ResourceError if the window needs more workspace than a plan may want, however short the tile.
+  static std::int64_t window_tile(const AttentionSegment& range, const AttentionCost& cost) {
     std::int64_t tile = cost.tile();
     const auto bytes = [&] {
-      const std::int64_t queries = attention_bucket(std::min(tile, segment_.num_queries));
-      return cost.backward_bytes(1, queries, fine_bucket(std::min(segment_.num_keys, window_ + tile)));
+      const std::int64_t queries = attention_bucket(std::min(tile, range.num_queries));
+      return cost.backward_bytes(1, queries, fine_bucket(std::min(range.num_keys, range.window + tile)));
     };
     while (bytes() > attention_plan_bytes) {
       if (tile == shortest_bucket) {
         throw ResourceError(fmt::format(
             "attention_backward: a window of {} keys needs {} bytes of workspace for {} heads of {}, the most "
             "is {}; use fewer keys per row (cutoff_len)",
-            window_, bytes(), cost.heads, cost.head_dim, attention_plan_bytes));
+            range.window, bytes(), cost.heads, cost.head_dim, attention_plan_bytes));
       }
       tile /= 2;
     }
     return tile;
   }
 
-  void push(const AttentionSegment& entry, AttentionMask mask, std::int64_t window, Part part) {
-    AttentionCall call = single_call(entry, mask, window, true);
-    if (call.ragged && window > 0) call.keys = fine_bucket(entry.num_keys);
+  void push(const AttentionSegment& entry, Part part) {
+    AttentionCall call = single_call(entry, true);
+    if (call.ragged && entry.window > 0) call.keys = fine_bucket(entry.num_keys);
     call.query_gradient = part;
     calls_.push_back(std::move(call));
   }
 
   std::vector<AttentionCall>& calls_;
-  AttentionSegment segment_;
-  std::int64_t window_;
+  std::vector<AttentionSegment> ranges_;  // trimmed
+  std::int64_t tile_, num_queries_;
 };
 
 std::int64_t most_entries(const AttentionCost& cost, std::int64_t extent) {
@@ -218,24 +245,25 @@ std::int64_t most_ragged_entries(const AttentionCost& cost, std::int64_t bucket)
 
 }  // namespace
 
-std::vector<AttentionCall> attention_forward_calls(std::span<const AttentionSegment> segments,
-                                                   std::int64_t window) {
+std::vector<AttentionCall> attention_forward_calls(std::span<const AttentionSegment> segments) {
   std::vector<AttentionCall> calls;
   if (segments.empty()) return calls;
   if (is_uniform(segments)) {
-    add_uniform(calls, segments, window, static_cast<std::int64_t>(segments.size()));
+    add_uniform(calls, segments, static_cast<std::int64_t>(segments.size()));
     return calls;
   }
-  RaggedCalls ragged(calls, window);
-  for (const AttentionSegment& segment : segments) {
-    if (segment.num_queries == 0) continue;
-    if (is_square(segment)) {
-      ragged.add(segment, attention_call_entries);
-    } else {
-      const AttentionSegment seen = trimmed(segment, window);
-      calls.push_back(single_call(seen, is_square(seen) ? AttentionMask::causal : AttentionMask::bottom_right,
-                                  effective_window(seen, window),
-                                  seen.num_keys <= planned_chunks * seen.num_queries));
+  RaggedCalls ragged(calls);
+  while (!segments.empty()) {
+    const auto run = segments.first(leading_run(segments));
+    segments = segments.subspan(run.size());
+    if (run.front().num_queries == 0) continue;
+    if (run.size() == 1 && is_square(run.front())) {
+      ragged.add(run.front(), attention_call_entries);
+      continue;
+    }
+    for (std::size_t i = 0; i < run.size(); ++i) {
+      calls.push_back(forward_call(run[i]));
+      calls.back().joins = i > 0;
     }
   }
   ragged.finish();
@@ -243,23 +271,26 @@ std::vector<AttentionCall> attention_forward_calls(std::span<const AttentionSegm
 }
 
 std::vector<AttentionCall> attention_backward_calls(std::span<const AttentionSegment> segments,
-                                                    std::int64_t window, const AttentionCost& cost) {
+                                                    const AttentionCost& cost) {
   std::vector<AttentionCall> calls;
   const std::int64_t tile = cost.tile();
   while (!segments.empty()) {
-    const auto disjoint = segments.first(leading_disjoint(segments));
+    auto disjoint = segments.first(leading_disjoint(segments));
     segments = segments.subspan(disjoint.size());
     if (is_uniform(disjoint) && disjoint.front().num_queries <= tile) {
-      add_uniform(calls, disjoint, window, most_entries(cost, disjoint.front().num_queries));
+      add_uniform(calls, disjoint, most_entries(cost, disjoint.front().num_queries));
       continue;
     }
-    RaggedCalls ragged(calls, window);
-    for (const AttentionSegment& segment : disjoint) {
+    RaggedCalls ragged(calls);
+    while (!disjoint.empty()) {
+      const auto run = disjoint.first(leading_run(disjoint));
+      disjoint = disjoint.subspan(run.size());
+      const AttentionSegment& segment = run.front();
       if (segment.num_queries == 0) continue;
-      if (is_square(segment) && segment.num_queries <= tile) {
+      if (run.size() == 1 && is_square(segment) && segment.num_queries <= tile) {
         ragged.add(segment, most_ragged_entries(cost, attention_bucket(segment.num_queries)));
       } else {
-        TiledBackward(calls, trimmed(segment, window), window).add(cost);
+        TiledBackward(calls, run, cost).add();
       }
     }
     ragged.finish();

@@ -27,6 +27,8 @@ struct AttentionCall {
   AttentionMask mask = AttentionMask::causal;
   std::int64_t window = 0;  ///< 0: none
   bool ragged = false;
+  /// Forward: o and lse are a part, to be joined with what earlier calls left for the same queries.
+  bool joins = false;
   /// What becomes of the gradient of the queries, which several calls in turn may contribute to.
   enum class QueryGradient : std::uint8_t { whole, first, next, last } query_gradient = QueryGradient::whole;
   /// Non-empty. Rows of keys lie at one distance from the rows of their queries, which ascend.
@@ -41,14 +43,13 @@ struct AttentionCall {
   std::int64_t key_rows() const { return entries.back().first_key + entries.back().num_keys - first_key(); }
 };
 
-/// Calls in order; together they compute attention_forward.
-std::vector<AttentionCall> attention_forward_calls(std::span<const AttentionSegment> segments,
-                                                   std::int64_t window);
+/// Calls in order; together they compute attention_forward. Those that join have one entry.
+std::vector<AttentionCall> attention_forward_calls(std::span<const AttentionSegment> segments);
 
 /// Calls in order; together they compute attention_backward. Calls that contribute to one gradient of
 /// queries follow each other: first, next ..., last. Their parts of dk and dv are to be added in this order.
 /// @throws ResourceError if a window needs more workspace than attention_plan_bytes.
 std::vector<AttentionCall> attention_backward_calls(std::span<const AttentionSegment> segments,
-                                                    std::int64_t window, const AttentionCost& cost);
+                                                    const AttentionCost& cost);
 
 }  // namespace layerstream::ops::detail

@@ -84,7 +84,8 @@ std::size_t attention_table_bytes(std::int64_t batch) {
 AttentionWorkspaceLayout::AttentionWorkspaceLayout(const AttentionLimits& given) {
   AttentionLimits limits = given;
   limits.window = std::min(limits.window, limits.keys);
-  limits.longest = limits.longest > 0 ? std::min(limits.longest, limits.keys) : limits.keys;
+  const std::int64_t most = std::max(limits.queries, limits.keys);
+  limits.longest = limits.longest > 0 ? std::min(limits.longest, most) : most;
   const AttentionCost cost{limits.num_attention_heads, limits.num_key_value_heads, limits.head_dim,
                            limits.deterministic};
   const std::int64_t tile = cost.tile();
@@ -100,7 +101,8 @@ AttentionWorkspaceLayout::AttentionWorkspaceLayout(const AttentionLimits& given)
   lse = take(4 * limits.queries * limits.num_attention_heads);
   dk = take(2 * key_rows * key_row);
   dv = take(2 * key_rows * key_row);
-  dq = take(2 * query_rows * query_row);
+  // Of o in forward, where nothing but a run's own length bounds its rows.
+  dq = take(2 * (limits.several_ranges ? std::min(limits.queries, limits.longest) : query_rows) * query_row);
   dq_sum = take(4 * query_rows * query_row);
   plan_bytes = most_plan_bytes(limits, cost);
   plan = take(static_cast<std::int64_t>(plan_bytes));

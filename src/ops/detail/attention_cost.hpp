@@ -48,11 +48,15 @@ std::int64_t attention_bucket(std::int64_t tokens);
 struct AttentionWorkspaceLayout {
   explicit AttentionWorkspaceLayout(const AttentionLimits& given);
 
-  std::size_t table = 0;           ///< offsets and lengths of a ragged call
-  std::size_t lse = 0;             ///< (batch, NH, queries) fp32, for a call that is not ragged
-  std::size_t dk = 0, dv = 0;      ///< (rows, NKV, d) bf16
-  std::size_t dq = 0, dq_sum = 0;  ///< (rows, NH, d) bf16 and fp32: a part after the first, the sum of parts
-  std::size_t plan = 0;            ///< what cuDNN asks for, the last part
+  std::size_t table = 0;  ///< offsets and lengths of a ragged call
+  /// Backward: (batch, NH, queries) fp32, for a call that is not ragged. Forward: (T, NH) of a call that
+  /// joins.
+  std::size_t lse = 0;
+  std::size_t dk = 0, dv = 0;  ///< (rows, NKV, d) bf16
+  /// (rows, NH, d) bf16 and fp32: a part after the first, the sum of parts. In forward the first of them
+  /// holds o of a call that joins.
+  std::size_t dq = 0, dq_sum = 0;
+  std::size_t plan = 0;  ///< what cuDNN asks for, the last part
   std::size_t plan_bytes = 0;
   std::size_t bytes = 0;  ///< of everything
 };

@@ -11,8 +11,8 @@
 
 /// Pieces shared by the two directions of attention on the host. Work is cut into *units*, each one owner
 /// of what it writes; unit u belongs to slot u mod `slots`, and a slot works through its units in order
-/// with its own slice of the workspace. A unit reads its own segment only, so neither the number of
-/// threads nor another segment can change its result.
+/// with its own slice of the workspace. A unit reads its own run or segment only, so neither the number of
+/// threads nor others of the call can change its result.
 namespace layerstream::ops::detail {
 
 inline constexpr std::int64_t attention_slots = 16;
@@ -21,14 +21,36 @@ inline constexpr std::int64_t key_tile = 256;
 /// Row pitch of a tile of scores, off the power of two that would map a column to few cache sets.
 inline constexpr std::int64_t score_pitch = key_tile + 16;
 
-/// body(segment, unit within segment) for the units of `slot`; count(segment) says how many there are.
-template <class Count, class Body>
-void for_each_unit(std::int64_t slot, std::span<const AttentionSegment> segments, const Count& count,
-                   const Body& body) {
+/// body(run, queries, head) for the tiles of queries of `slot`, `queries` being counted from the run's first.
+template <class Body>
+void for_each_query_tile(std::int64_t slot, std::span<const AttentionSegment> segments, std::int64_t heads,
+                         const Body& body) {
+  std::int64_t next = slot;  // in units of the run at hand
+  while (!segments.empty()) {
+    const auto run = segments.first(leading_run(segments));
+    const std::int64_t num_queries = run.front().num_queries;
+    const std::int64_t units = tiles(num_queries, query_tile) * heads;
+    for (; next < units; next += attention_slots) {
+      const std::int64_t begin = next / heads * query_tile;
+      body(run, Interval{begin, std::min(begin + query_tile, num_queries)}, next % heads);
+    }
+    next -= units;
+    segments = segments.subspan(run.size());
+  }
+}
+
+/// body(segment, keys, key head) for the tiles of keys of `slot`, `keys` being counted from the segment's
+/// first.
+template <class Body>
+void for_each_key_tile(std::int64_t slot, std::span<const AttentionSegment> segments, std::int64_t key_heads,
+                       const Body& body) {
   std::int64_t next = slot;  // in units of the segment at hand
   for (const AttentionSegment& segment : segments) {
-    const std::int64_t units = count(segment);
-    for (; next < units; next += attention_slots) body(segment, next);
+    const std::int64_t units = tiles(segment.num_keys, key_tile) * key_heads;
+    for (; next < units; next += attention_slots) {
+      const std::int64_t begin = next / key_heads * key_tile;
+      body(segment, Interval{begin, std::min(begin + key_tile, segment.num_keys)}, next % key_heads);
+    }
     next -= units;
   }
 }
