@@ -430,8 +430,9 @@ std::vector<ConfigField> config_schema() {
                "host threads of the optimizer; 0: what the affinity mask leaves",
                {"cpu_threads", "num_threads"}},
               &C::optimizer_threads, {.min = 0, .max = 4096}),
-      integer({engine, "chunk_tokens", "tokens that go through a block at once", {"chunk_size", "chunk_len"}},
-              &C::chunk_tokens, {.min = 1}),
+      or_null(&C::chunk_tokens, "8192, or less where the run would not fit, and when resuming for what it was",
+              integer({engine, "chunk_tokens", "tokens that go through a block at once", {"chunk_size", "chunk_len"}},
+                      &C::chunk_tokens, {.min = 1})),
       integer(
           {engine, "loss_tile_tokens", "tokens whose logits exist at once", {"loss_chunk_size", "loss_tile"}},
           &C::loss_tile_tokens, {.min = 1}),

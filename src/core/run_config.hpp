@@ -26,6 +26,8 @@ enum class SchedulerType : std::uint8_t { constant, linear, cosine };
 /// Everything a run can be told. Names, meanings and defaults follow Hugging Face's TrainingArguments
 /// where they have the thing, LLaMA-Factory's data keys for data; the keys of the YAML file are the
 /// member names. Where the default differs from theirs, the comment says why.
+inline constexpr std::int64_t default_chunk_tokens = 8192;
+
 struct RunConfig {
   // Model
   std::string model_name_or_path;  ///< a Hugging Face directory: config.json + safetensors
@@ -96,7 +98,9 @@ struct RunConfig {
   PinMemory pin_memory = PinMemory::automatic;
   std::string numa = "auto";           ///< host node: auto (the CPUs' node nearest the device), off, a number
   std::int64_t optimizer_threads = 0;  ///< 0: what the affinity mask leaves
-  std::int64_t chunk_tokens = 8192;    ///< tokens that go through a block at once
+  /// Tokens that go through a block at once; not given: default_chunk_tokens, or the next power of two below
+  /// it with which the run fits.
+  std::optional<std::int64_t> chunk_tokens;
   std::int64_t loss_tile_tokens = 2048;
   std::optional<std::uint64_t> device_memory_limit;  ///< bytes; also "24GiB"
   std::optional<std::uint64_t> host_memory_limit;

@@ -56,6 +56,7 @@ RunConfig with_default_placement(RunConfig config, const Device& device) {
   const auto set_default = [](auto& key, auto value) {
     if (!key) key = value;
   };
+  set_default(config.chunk_tokens, default_chunk_tokens);
   set_default(config.weight_slots, 2);
   set_default(config.loop_order, LoopOrder::layer_major);
   set_default(config.activation_policy, ActivationPolicy::input);
@@ -85,7 +86,7 @@ EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& given, Eng
   shape.compute = config.compute_dtype;
   const std::int64_t rows =
       train ? config.per_device_train_batch_size * config.gradient_accumulation_steps : 1;
-  shape.bounds = chunk_bounds(rows, config.cutoff_len, config.chunk_tokens);
+  shape.bounds = chunk_bounds(rows, config.cutoff_len, *config.chunk_tokens);
   shape.loss_tile_tokens = train ? config.loss_tile_tokens : 1;
   shape.max_positions = config.cutoff_len;
   shape.keeps_key_values = !train;

@@ -49,7 +49,7 @@ class Search {
       : spec_(spec), given_(config), machine_(machine), backend_(make_backend(config, machine.device)) {
     add_process_lines(process_, data_bytes, machine.engine_bytes);
     chunks_ = uniform_chunk_plan(config.per_device_train_batch_size * config.gradient_accumulation_steps,
-                                 config.cutoff_len, config.chunk_tokens);
+                                 config.cutoff_len, *config.chunk_tokens);
     for (const ChunkGroup& group : chunks_.groups) {
       chunks_of_row_ = std::max<std::int64_t>(chunks_of_row_, group.num_chunks);
     }
@@ -404,10 +404,30 @@ class Search {
 
 }  // namespace
 
+namespace {
+
+/// The configuration with each chunk length that may be used, the preferred one first.
+std::vector<RunConfig> with_chunks(const RunConfig& config) {
+  if (config.chunk_tokens) return {config};
+  constexpr std::int64_t shortest = 1024;  // below it scratch is small beside all else, and products are slow
+  std::vector<RunConfig> all;
+  for (std::int64_t tokens = default_chunk_tokens; tokens >= shortest; tokens /= 2) {
+    all.push_back(config);
+    all.back().chunk_tokens = tokens;
+  }
+  return all;
+}
+
+}  // namespace
+
 Plan plan_placement(const ModelSpec& spec, const RunConfig& config, const Machine& machine,
                     std::size_t data_bytes) {
+  const std::vector<RunConfig> choices = with_chunks(config);
+  const auto fitting = std::ranges::find_if(choices, [&](const RunConfig& choice) {
+    return Search(spec, choice, machine, data_bytes).any_fits();
+  });
   try {
-    return Search(spec, config, machine, data_bytes).best();
+    return Search(spec, fitting == choices.end() ? choices.front() : *fitting, machine, data_bytes).best();
   } catch (const ResourceError& error) {
     // Rows alone may be too long, or too many of them.
     const std::int64_t longest = longest_row_tokens(spec, config, machine, data_bytes);
@@ -419,7 +439,9 @@ Plan plan_placement(const ModelSpec& spec, const RunConfig& config, const Machin
 
 bool can_be_placed(const ModelSpec& spec, const RunConfig& config, const Machine& machine,
                    std::size_t data_bytes) {
-  return Search(spec, config, machine, data_bytes).any_fits();
+  return std::ranges::any_of(with_chunks(config), [&](const RunConfig& choice) {
+    return Search(spec, choice, machine, data_bytes).any_fits();
+  });
 }
 
 std::optional<HardwareProfile> profile_of_run(const RunConfig& config, const Device& device) {

@@ -41,6 +41,11 @@ void check_same_model(const io::CheckpointReader& checkpoint, const HfConfigText
                                 config.path, differing));
 }
 
+/// The configuration that a checkpoint was written with.
+RunConfig settings_of(const io::CheckpointReader& checkpoint) {
+  return parse_config(checkpoint.text("run.yaml"), checkpoint.path("run.yaml").string()).run;
+}
+
 }  // namespace
 
 HfConfigText model_config_of(const RunConfig& run) {
@@ -93,6 +98,9 @@ Trainer::Trainer(const LoadedConfig& config, Device& device, const StopRequest& 
     log_.warning("{}", warning);
   }
   const WeightSource source = open_weights();
+  if (source.checkpoint && !run.chunk_tokens) {
+    config_.run.chunk_tokens = settings_of(*source.checkpoint).chunk_tokens;
+  }
   // What the engine alone needs is known before minutes go into reading data.
   place(0);
   read_data();
@@ -103,6 +111,7 @@ Trainer::Trainer(const LoadedConfig& config, Device& device, const StopRequest& 
            .empty()) {
     place(dataset_->bytes());
   }
+  config_.run.chunk_tokens = placed_.chunk_tokens;  // it changes sums: the run's, wherever it goes on
   check_disk_space();
 
   monitor_ = std::make_unique<StepMonitor>(
@@ -157,6 +166,9 @@ RunConfig Trainer::placement_of(const RunConfig& run, std::size_t data_bytes,
         spec_, run, {.profile = *profile, .device = device_, .host = host, .engine_bytes = engine_bytes},
         data_bytes);
     log_.info("plan: {} placements simulated with the rates of {}", plan.num_candidates, profile->name);
+    if (run.chunk_tokens != plan.config.chunk_tokens && *plan.config.chunk_tokens < default_chunk_tokens) {
+      log_.info("plan: chunk_tokens: {}, since the run does not fit with more", *plan.config.chunk_tokens);
+    }
     log_lines("plan", plan.placement_yaml());
     log_lines("plan", plan.summary());
     return plan.config;
@@ -275,8 +287,7 @@ void Trainer::check_same_run(const TrainerState& saved, const std::filesystem::p
 }
 
 void Trainer::warn_of_changed_settings(const io::CheckpointReader& checkpoint) const {
-  const RunConfig before =
-      parse_config(checkpoint.text("run.yaml"), checkpoint.path("run.yaml").string()).run;
+  const RunConfig before = settings_of(checkpoint);
   const RunConfig& now = config_.run;
   std::string changes;
   const auto compare = [&](std::string_view key, const auto& old_value, const auto& new_value) {
@@ -301,7 +312,8 @@ void Trainer::warn_of_changed_settings(const io::CheckpointReader& checkpoint) c
     return rope_frequencies(spec_.rope, spec_.head_dim, spec_.max_position_embeddings, run.cutoff_len);
   };
   compare("cutoff_len (rope_parameters depend on it)", frequencies(before), frequencies(now));
-  compare("chunk_tokens", before.chunk_tokens, now.chunk_tokens);
+  compare("chunk_tokens", before.chunk_tokens.value_or(default_chunk_tokens),
+          now.chunk_tokens.value_or(default_chunk_tokens));
   compare("loss_tile_tokens", before.loss_tile_tokens, now.loss_tile_tokens);
   if (changes.empty()) return;
   log_.warning("changed since {}: {}; the rest of the run will not be that of the uninterrupted one",

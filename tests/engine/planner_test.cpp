@@ -65,7 +65,7 @@ TEST(Planner, EveryKeyIsDecidedAndEverythingFits) {
     const ModelSpec spec = qwen2_5_7b(machine == "rtx3090" ? 8 : 28);
     const Plan plan = plan_on(machine, spec, run);
     const RunConfig& c = plan.config;
-    EXPECT_TRUE(c.weight_slots && c.loop_order && c.activation_policy && c.activation_blocks &&
+    EXPECT_TRUE(c.chunk_tokens && c.weight_slots && c.loop_order && c.activation_policy && c.activation_blocks &&
                 c.activation_chunks && c.device_activation_blocks && c.optimizer_device_share &&
                 c.resident_blocks && c.gradients_on_host)
         << machine;
@@ -154,6 +154,21 @@ TEST(Planner, WhatFitsInTheSmallestPlacementsOnlyIsFound) {
   RunConfig run = run_of(8192);
   run.gradients_on_host = true;
   EXPECT_EQ(refusal_on("h200-pcie5-128g", qwen2_5_7b(37), run), "");
+}
+
+TEST(Planner, ChunksThatAreNotGivenAreAsLongAsFits) {
+  const auto with_chunks = [](std::int64_t tokens) {
+    RunConfig run = run_of(8192, 9 * gib);
+    run.chunk_tokens = tokens;
+    return run;
+  };
+  EXPECT_EQ(plan_on("h200-pcie5-128g", qwen2_5_7b(), run_of(8192, 40 * gib)).config.chunk_tokens,
+            default_chunk_tokens);
+  const std::int64_t chosen =
+      *plan_on("h200-pcie5-128g", qwen2_5_7b(), run_of(8192, 9 * gib)).config.chunk_tokens;
+  EXPECT_LT(chosen, default_chunk_tokens);
+  EXPECT_EQ(refusal_on("h200-pcie5-128g", qwen2_5_7b(), with_chunks(chosen)), "");
+  EXPECT_NE(refusal_on("h200-pcie5-128g", qwen2_5_7b(), with_chunks(2 * chosen)), "");
 }
 
 TEST(Planner, AModelThatFitsWithItsGradientsDividedOnlyIsFound) {

@@ -38,7 +38,7 @@ StepPrediction predict(const HardwareProfile& profile, const ModelSpec& spec, co
   EngineShape shape = make_engine_shape(spec, run, EngineMode::train, device);
   plan_memory(shape, backend, device);
   const ChunkPlan chunks =
-      uniform_chunk_plan(run.per_device_train_batch_size, run.cutoff_len, run.chunk_tokens);
+      uniform_chunk_plan(run.per_device_train_batch_size, run.cutoff_len, shape.bounds.chunk_tokens);
   return predict_step(profile, shape, chunks, planned_block_costs(shape, backend));
 }
 

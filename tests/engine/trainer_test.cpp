@@ -71,6 +71,11 @@ TEST_F(Checkpoints, AResumeNamesChangesAfterWhichTheRestIsAnotherRun) {
               AllOf(HasSubstr("changed since"), HasSubstr("attention_pattern and its keys"),
                     HasSubstr("computes another function")));
   EXPECT_THAT(log_of_resume("plain", longer_rows), Not(HasSubstr("changed since")));
+  EXPECT_THAT(log_of_resume("plain", [](RunConfig& run) { run.chunk_tokens = 32; }),
+              HasSubstr("checkpoint-1: chunk_tokens; the rest of the run"));
+  // Not given, they are what they were, however many would fit here.
+  EXPECT_THAT(log_of_resume("plain", [](RunConfig& run) { run.chunk_tokens.reset(); }),
+              AllOf(HasSubstr("chunks of up to 64"), Not(HasSubstr("changed since"))));
 
   auto model = small_model_json();
   model["max_position_embeddings"] = 16;
