@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "tests/model/decoder_harness.hpp"
-#include "tests/support/finite_difference.hpp"
 
 namespace layerstream::test {
 namespace {
@@ -74,18 +73,6 @@ ModelSpec spec_of(const Mask& mask, const Projections& how) {
 
 std::vector<TokenRow> row_of(std::int64_t tokens, bool packed, const std::vector<std::int64_t>& starts) {
   return rows_of_lengths(std::vector<std::int64_t>{tokens}, packed ? starts : std::vector<std::int64_t>{});
-}
-
-/// Expects y, dx and the gradient of each parameter within `tolerance`, relative to the largest of each.
-void expect_same_result(const DecoderLayer& layer, const DecoderResult& actual, const DecoderResult& expected,
-                        double tolerance) {
-  EXPECT_LE(relative_distance(actual.y, expected.y), tolerance) << "y";
-  EXPECT_LE(relative_distance(actual.dx, expected.dx), tolerance) << "dx";
-  for (const Parameter& parameter : layer.block.parameters) {
-    EXPECT_LE(relative_distance(actual.gradients, expected.gradients, parameter.offset, parameter.numel()),
-              tolerance)
-        << parameter.name;
-  }
 }
 
 class ChunkedRow : public ::testing::TestWithParam<Case> {};
@@ -169,22 +156,7 @@ TEST_P(ChunkedGradient, EqualsFiniteDifferencesForEveryParameterAndTheInput) {
   const auto rows = row_of(17, mask.packed, {3, 14});
   DecoderHarness harness(layer, rows, 5);
   ASSERT_EQ(harness.plan().num_chunks(), 4);
-  OwnedTensor x = normal_tensor(DType::f64, {17, layer.spec.hidden_size}, 1);
-  const OwnedTensor w = normal_tensor(DType::f64, x.shape(), 2);
-  const DecoderResult result = harness.run(x, w, saving_modes().front());
-  const auto objective = [&] { return dot(harness.forward(x), w); };
-
-  // Truncation of the difference, 3e-14 times the fifth derivative, which norms and softmax make large.
-  constexpr double tolerance = 1e-8;
-  expect_gradient(x, result.dx, objective, tolerance);
-  for (const Parameter& parameter : layer.block.parameters) {
-    OwnedTensor numeric = constant_tensor(DType::f64, layer.slab.shape(), 0.0);
-    for (std::int64_t i = parameter.offset; i < parameter.offset + parameter.numel(); ++i) {
-      numeric.set(i, finite_difference(layer.slab, i, objective));
-    }
-    EXPECT_LE(relative_distance(result.gradients, numeric, parameter.offset, parameter.numel()), tolerance)
-        << parameter.name;
-  }
+  expect_finite_difference_gradients(layer, harness, 17);
 }
 
 INSTANTIATE_TEST_SUITE_P(Masks, ChunkedGradient,

@@ -15,6 +15,7 @@
 #include "longctx/rope.hpp"
 #include "model/decoder.hpp"
 #include "model/layout.hpp"
+#include "tests/support/finite_difference.hpp"
 #include "tests/support/random_tensor.hpp"
 #include "tests/support/shared_libraries.hpp"
 
@@ -287,6 +288,40 @@ inline double relative_distance(const OwnedTensor& a, const OwnedTensor& b, std:
 
 inline double relative_distance(const OwnedTensor& a, const OwnedTensor& b) {
   return relative_distance(a, b, 0, b.numel());
+}
+
+/// Expects y, dx and the gradient of each parameter within `tolerance`, relative to the largest of each.
+inline void expect_same_result(const DecoderLayer& layer, const DecoderResult& actual,
+                               const DecoderResult& expected, double tolerance) {
+  EXPECT_LE(relative_distance(actual.y, expected.y), tolerance) << "y";
+  EXPECT_LE(relative_distance(actual.dx, expected.dx), tolerance) << "dx";
+  for (const Parameter& parameter : layer.block.parameters) {
+    EXPECT_LE(relative_distance(actual.gradients, expected.gradients, parameter.offset, parameter.numel()),
+              tolerance)
+        << parameter.name;
+  }
+}
+
+/// Expects the gradients of sum(w · y) to be its finite differences, for the input and every parameter. The
+/// harness' rows have `tokens` tokens.
+inline void expect_finite_difference_gradients(DecoderLayer& layer, DecoderHarness& harness,
+                                               std::int64_t tokens) {
+  OwnedTensor x = normal_tensor(DType::f64, {tokens, layer.spec.hidden_size}, 1);
+  const OwnedTensor w = normal_tensor(DType::f64, x.shape(), 2);
+  const DecoderResult result = harness.run(x, w, saving_modes().front());
+  const auto objective = [&] { return dot(harness.forward(x), w); };
+  // Truncation of the difference, 3e-14 times the fifth derivative, which norms and softmax make large:
+  // 1.2e-10 is the worst of all variants.
+  constexpr double tolerance = 1e-8;
+  expect_gradient(x, result.dx, objective, tolerance);
+  for (const Parameter& parameter : layer.block.parameters) {
+    OwnedTensor numeric = constant_tensor(DType::f64, layer.slab.shape(), 0.0);
+    for (std::int64_t i = parameter.offset; i < parameter.offset + parameter.numel(); ++i) {
+      numeric.set(i, finite_difference(layer.slab, i, objective));
+    }
+    EXPECT_LE(relative_distance(result.gradients, numeric, parameter.offset, parameter.numel()), tolerance)
+        << parameter.name;
+  }
 }
 
 }  // namespace layerstream::test

@@ -6,7 +6,6 @@
 #include <functional>
 
 #include "decoder_harness.hpp"
-#include "tests/support/finite_difference.hpp"
 
 namespace layerstream::test {
 namespace {
@@ -75,19 +74,6 @@ DecoderLayer layer_of(const Variant& variant) {
   return DecoderLayer(spec);
 }
 
-/// Expects the gradients of each parameter within `tolerance` of those of `expected`, relative to the
-/// parameter's largest.
-void expect_same_result(const DecoderLayer& layer, const DecoderResult& actual, const DecoderResult& expected,
-                        double tolerance) {
-  EXPECT_LE(relative_distance(actual.y, expected.y), tolerance) << "y";
-  EXPECT_LE(relative_distance(actual.dx, expected.dx), tolerance) << "dx";
-  for (const Parameter& parameter : layer.block.parameters) {
-    EXPECT_LE(relative_distance(actual.gradients, expected.gradients, parameter.offset, parameter.numel()),
-              tolerance)
-        << parameter.name;
-  }
-}
-
 class DecoderGradient : public ::testing::TestWithParam<Variant> {};
 
 /// The objective is sum(w · y) over two rows, one of two documents and cut into chunks.
@@ -96,23 +82,7 @@ TEST_P(DecoderGradient, EqualsFiniteDifferencesForEveryParameterAndTheInput) {
   const auto rows = rows_of_lengths(std::vector<std::int64_t>{7, 3}, std::vector<std::int64_t>{3});
   DecoderHarness harness(layer, rows, 4);
   ASSERT_EQ(harness.plan().num_chunks(), 3);
-  OwnedTensor x = normal_tensor(DType::f64, {10, layer.spec.hidden_size}, 1);
-  const OwnedTensor w = normal_tensor(DType::f64, x.shape(), 2);
-  const DecoderResult result = harness.run(x, w, saving_modes().front());
-  const auto objective = [&] { return dot(harness.forward(x), w); };
-
-  // Truncation of the difference, 3e-14 times the fifth derivative, which norms and softmax make large:
-  // 1.2e-10 is the worst of all variants.
-  constexpr double tolerance = 1e-8;
-  expect_gradient(x, result.dx, objective, tolerance);
-  for (const Parameter& parameter : layer.block.parameters) {
-    OwnedTensor numeric = constant_tensor(DType::f64, layer.slab.shape(), 0.0);
-    for (std::int64_t i = parameter.offset; i < parameter.offset + parameter.numel(); ++i) {
-      numeric.set(i, finite_difference(layer.slab, i, objective));
-    }
-    EXPECT_LE(relative_distance(result.gradients, numeric, parameter.offset, parameter.numel()), tolerance)
-        << parameter.name;
-  }
+  expect_finite_difference_gradients(layer, harness, 10);
 }
 
 INSTANTIATE_TEST_SUITE_P(Variants, DecoderGradient, ::testing::ValuesIn(variants()), name_of_variant);
