@@ -56,6 +56,7 @@ void generate(const GenerateOptions& options) {
 
   const RunConfig trained = model.trained_with();
   RunConfig run;
+  run.rope = trained.rope;
   run.attention_pattern = trained.attention_pattern;
   run.attention_window = trained.attention_window;
   run.attention_block = trained.attention_block;
