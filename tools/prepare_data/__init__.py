@@ -1,0 +1,1 @@
+"""Turns datasets into token shards for layerstream, with Hugging Face tokenizers and chat templates."""
