@@ -67,18 +67,21 @@ class Loader {
     return found == schema_.end() ? nullptr : &*found;
   }
 
+  /// Whether `word` is the first part of keys with a dot.
+  bool is_group(std::string_view word) const {
+    return std::ranges::any_of(schema_, [prefix = std::string(word) + "."](const ConfigField& field) {
+      return field.key.starts_with(prefix);
+    });
+  }
+
   /// `profile: {start_step: 1}` is `profile.start_step: 1`: entries whose key is the first part of keys with
   /// a dot become their inner entries.
   std::vector<ConfigEntry> without_groups(const std::vector<ConfigEntry>& entries) const {
     std::vector<ConfigEntry> flat;
     for (const ConfigEntry& entry : entries) {
-      const bool is_group =
-          !entry.value.entries.empty() &&
-          std::ranges::any_of(schema_, [prefix = entry.key + "."](const ConfigField& field) {
-            return field.key.starts_with(prefix);
-          });
-      if (!is_group) flat.push_back(entry);
-      if (is_group) {
+      const bool is_nested = !entry.value.entries.empty() && is_group(entry.key);
+      if (!is_nested) flat.push_back(entry);
+      if (is_nested) {
         for (const ConfigEntry& inner : entry.value.entries)
           flat.push_back({entry.key + "." + inner.key, inner.value, inner.line});
       }
@@ -122,12 +125,13 @@ class Loader {
                     std::string_view(path).substr(0, dot));
       return;
     }
-    const std::string_view meant = suggest_key(schema_, leaf);
+    const bool in_group = dot != std::string::npos && is_group(std::string_view(path).substr(0, dot));
+    const std::string_view meant = suggest_key(schema_, in_group ? std::string_view(path) : leaf);
     if (meant.empty()) {
       problems_.add("{}: unknown key `{}`; --print-config lists all keys", place, path);
     } else {
       problems_.add("{}: unknown key `{}`; did you mean `{}`{}?", place, path, meant,
-                    dot == std::string::npos ? "" : ", at top level");
+                    dot == std::string::npos || in_group ? "" : ", at top level");
     }
   }
 

@@ -1,244 +1,14 @@
 #include "core/config_schema.hpp"
 
-#include <fmt/format.h>
-
-#include <limits>
+#include <algorithm>
 #include <utility>
 
+#include "core/config_fields.hpp"
+
 namespace layerstream {
-namespace {
-
-constexpr std::int64_t max_count = std::numeric_limits<std::int32_t>::max();
-constexpr double infinity = std::numeric_limits<double>::infinity();
-
-struct Name {
-  std::string_view section;
-  std::string_view key;
-  std::string_view meaning;
-  std::vector<std::string_view> names_elsewhere = {};
-};
-
-ConfigField field(Name name, std::string allowed) {
-  ConfigField result;
-  result.section = name.section;
-  result.key = name.key;
-  result.meaning = name.meaning;
-  result.allowed = std::move(allowed);
-  result.names_elsewhere = std::move(name.names_elsewhere);
-  result.in_range = [](const RunConfig&) { return true; };
-  return result;
-}
-
-bool is_scalar(const ConfigValue& value) {
-  return value.kind == ConfigValue::Kind::scalar;
-}
-
-template <class T>
-const T& held(const T& member) {
-  return member;
-}
-/// @pre it is given
-template <class T>
-const T& held(const std::optional<T>& member) {
-  return *member;
-}
-
-/// Lets an optional key be null: "not given".
-template <class T>
-ConfigField or_null(std::optional<T> RunConfig::*member, std::string_view null_means, ConfigField field) {
-  field.allowed += fmt::format("; null for {}", null_means);
-  field.assign = [member, assign = std::move(field.assign)](RunConfig& run, const ConfigValue& value) {
-    if (value.kind != ConfigValue::Kind::null) return assign(run, value);
-    (run.*member).reset();
-    return true;
-  };
-  field.in_range = [member, in_range = std::move(field.in_range)](const RunConfig& run) {
-    return !(run.*member) || in_range(run);
-  };
-  field.show = [member, show = std::move(field.show)](const RunConfig& run) {
-    return run.*member ? show(run) : std::string("null");
-  };
-  return field;
-}
-
-struct IntRange {
-  std::int64_t min;
-  std::int64_t max = max_count;
-};
-
-/// Of these fields M is the type of the value, or an optional one (see or_null).
-template <class M>
-ConfigField integer(Name name, M RunConfig::*member, IntRange range) {
-  ConfigField result =
-      field(std::move(name), range.max == max_count ? fmt::format("integer >= {} and < 2^31", range.min)
-                                                    : fmt::format("integer {} to {}", range.min, range.max));
-  result.assign = [member](RunConfig& run, const ConfigValue& value) {
-    const auto parsed = is_scalar(value) ? parse_int(value.text) : std::nullopt;
-    if (parsed) run.*member = *parsed;
-    return parsed.has_value();
-  };
-  result.in_range = [member, range](const RunConfig& run) {
-    const std::int64_t value = held(run.*member);
-    return value >= range.min && value <= range.max;
-  };
-  result.show = [member](const RunConfig& run) { return fmt::format("{}", held(run.*member)); };
-  return result;
-}
-
-struct RealRange {
-  double min;
-  bool min_included;
-  double max = infinity;
-  bool max_included = true;
-};
-
-template <class M>
-ConfigField real(Name name, M RunConfig::*member, RealRange range) {
-  std::string allowed = fmt::format("number {} {}", range.min_included ? ">=" : ">", range.min);
-  if (range.max != infinity) {
-    allowed += fmt::format(" and {} {}", range.max_included ? "<=" : "<", range.max);
-  }
-  ConfigField result = field(std::move(name), std::move(allowed));
-  result.assign = [member](RunConfig& run, const ConfigValue& value) {
-    const auto parsed = is_scalar(value) ? parse_real(value.text) : std::nullopt;
-    if (parsed) run.*member = *parsed;
-    return parsed.has_value();
-  };
-  result.in_range = [member, range](const RunConfig& run) {
-    const double value = held(run.*member);
-    const bool above = range.min_included ? value >= range.min : value > range.min;
-    const bool below = range.max_included ? value <= range.max : value < range.max;
-    return above && below && value < infinity;
-  };
-  result.show = [member](const RunConfig& run) { return format_real(held(run.*member)); };
-  return result;
-}
-
-ConfigField boolean(Name name, bool RunConfig::*member) {
-  ConfigField result = field(std::move(name), "true or false");
-  result.assign = [member](RunConfig& run, const ConfigValue& value) {
-    const auto parsed = is_scalar(value) ? parse_bool(value.text) : std::nullopt;
-    if (parsed) run.*member = *parsed;
-    return parsed.has_value();
-  };
-  result.show = [member](const RunConfig& run) { return run.*member ? "true" : "false"; };
-  return result;
-}
-
-ConfigField unsigned_integer(Name name, std::uint64_t RunConfig::*member) {
-  ConfigField result = field(std::move(name), "integer >= 0 and < 2^64");
-  result.assign = [member](RunConfig& run, const ConfigValue& value) {
-    const auto parsed = is_scalar(value) ? parse_unsigned(value.text) : std::nullopt;
-    if (parsed) run.*member = *parsed;
-    return parsed.has_value();
-  };
-  result.show = [member](const RunConfig& run) { return fmt::format("{}", run.*member); };
-  return result;
-}
-
-/// A null is the empty text: "not given".
-ConfigField text(Name name, std::string RunConfig::*member, std::string allowed) {
-  ConfigField result = field(std::move(name), std::move(allowed));
-  result.assign = [member](RunConfig& run, const ConfigValue& value) {
-    if (!is_scalar(value) && value.kind != ConfigValue::Kind::null) return false;
-    run.*member = value.text;
-    return true;
-  };
-  result.show = [member](const RunConfig& run) { return format_string(run.*member); };
-  return result;
-}
-
-ConfigField path_list(Name name, std::vector<std::string> RunConfig::*member) {
-  ConfigField result = field(std::move(name), "a path, or a list of paths");
-  result.assign = [member](RunConfig& run, const ConfigValue& value) {
-    std::vector<std::string> paths;
-    if (is_scalar(value)) paths.push_back(value.text);
-    for (const ConfigValue& item : value.items) {
-      if (!is_scalar(item)) return false;
-      paths.push_back(item.text);
-    }
-    if (value.kind == ConfigValue::Kind::map) return false;
-    run.*member = std::move(paths);
-    return true;
-  };
-  result.in_range = [member](const RunConfig& run) {
-    for (const std::string& path : run.*member) {
-      if (path.empty()) return false;
-    }
-    return true;
-  };
-  result.show = [member](const RunConfig& run) {
-    std::string list;
-    for (const std::string& path : run.*member) list += (list.empty() ? "" : ", ") + format_string(path);
-    return "[" + list + "]";
-  };
-  return result;
-}
-
-ConfigField bytes(Name name, std::optional<std::uint64_t> RunConfig::*member) {
-  ConfigField result = field(std::move(name), "bytes >= 1 such as 24GiB, \"40 GB\" or 1073741824");
-  result.assign = [member](RunConfig& run, const ConfigValue& value) {
-    const auto parsed = is_scalar(value) ? parse_bytes(value.text) : std::nullopt;
-    if (parsed) run.*member = parsed;
-    return parsed.has_value();
-  };
-  result.in_range = [member](const RunConfig& run) { return held(run.*member) >= 1; };
-  result.show = [member](const RunConfig& run) { return byte_size_text(held(run.*member)); };
-  return result;
-}
-
-/// "auto", "off" or the number of a NUMA node.
-ConfigField numa_node(Name name, std::string RunConfig::*member) {
-  ConfigField result = field(std::move(name), "auto, off, or a node's number");
-  result.assign = [member](RunConfig& run, const ConfigValue& value) {
-    if (!is_scalar(value)) return false;
-    // YAML 1.1 readers write `off` as false.
-    run.*member = value.text == "false" ? "off" : value.text;
-    return true;
-  };
-  result.in_range = [member](const RunConfig& run) {
-    const std::string& value = run.*member;
-    if (value == "auto" || value == "off") return true;
-    const auto node = parse_int(value);
-    return node && *node >= 0 && *node < 1024;
-  };
-  result.show = [member](const RunConfig& run) { return run.*member; };
-  return result;
-}
-
-template <class T, class M>
-ConfigField choice(Name name, M RunConfig::*member, std::vector<std::pair<std::string_view, T>> choices) {
-  std::string allowed;
-  for (const auto& [word, value] : choices) {
-    allowed += fmt::format("{}{}", allowed.empty() ? "" : ", ", word);
-  }
-  ConfigField result = field(std::move(name), "one of " + allowed);
-  result.assign = [member, choices](RunConfig& run, const ConfigValue& value) {
-    for (const auto& [word, stored] : choices) {
-      if (!is_scalar(value) || value.text != word) continue;
-      run.*member = stored;
-      return true;
-    }
-    return false;
-  };
-  result.in_range = [member, choices](const RunConfig& run) {
-    for (const auto& [word, stored] : choices) {
-      if (held(run.*member) == stored) return true;
-    }
-    return false;
-  };
-  result.show = [member, choices](const RunConfig& run) -> std::string {
-    for (const auto& [word, stored] : choices) {
-      if (held(run.*member) == stored) return std::string(word);
-    }
-    return "?";
-  };
-  return result;
-}
-
-}  // namespace
 
 std::vector<ConfigField> config_schema() {
+  using namespace config_field;
   using C = RunConfig;
   static constexpr std::string_view model = "Model";
   static constexpr std::string_view data = "Data";
@@ -256,7 +26,7 @@ std::vector<ConfigField> config_schema() {
                                   &C::max_steps, {.min = -1});
   max_steps.allowed += "; 0 or less leaves it to num_train_epochs";
 
-  return {
+  std::vector<ConfigField> schema = {
       text({model,
             "model_name_or_path",
             "model to continue from: its config.json and weights",
@@ -303,8 +73,14 @@ std::vector<ConfigField> config_schema() {
                              {"lr_scheduler", "scheduler", "lr_schedule", "schedule"}},
                             &C::lr_scheduler_type,
                             {{"constant", SchedulerType::constant},
+                             {"constant_with_warmup", SchedulerType::constant_with_warmup},
                              {"linear", SchedulerType::linear},
-                             {"cosine", SchedulerType::cosine}}),
+                             {"cosine", SchedulerType::cosine},
+                             {"cosine_with_restarts", SchedulerType::cosine_with_restarts},
+                             {"cosine_with_min_lr", SchedulerType::cosine_with_min_lr},
+                             {"polynomial", SchedulerType::polynomial},
+                             {"inverse_sqrt", SchedulerType::inverse_sqrt},
+                             {"warmup_stable_decay", SchedulerType::warmup_stable_decay}}),
       integer({training, "warmup_steps", "steps of linear warm-up", {"lr_warmup_steps", "warmup"}},
               &C::warmup_steps, {.min = 0}),
       real({training, "warmup_ratio", "warm-up as a part of all steps, where warmup_steps is 0"},
@@ -430,9 +206,11 @@ std::vector<ConfigField> config_schema() {
                "host threads of the optimizer; 0: what the affinity mask leaves",
                {"cpu_threads", "num_threads"}},
               &C::optimizer_threads, {.min = 0, .max = 4096}),
-      or_null(&C::chunk_tokens, "8192, or less where the run would not fit, and when resuming for what it was",
-              integer({engine, "chunk_tokens", "tokens that go through a block at once", {"chunk_size", "chunk_len"}},
-                      &C::chunk_tokens, {.min = 1})),
+      or_null(
+          &C::chunk_tokens, "8192, or less where the run would not fit, and when resuming for what it was",
+          integer(
+              {engine, "chunk_tokens", "tokens that go through a block at once", {"chunk_size", "chunk_len"}},
+              &C::chunk_tokens, {.min = 1})),
       integer(
           {engine, "loss_tile_tokens", "tokens whose logits exist at once", {"loss_chunk_size", "loss_tile"}},
           &C::loss_tile_tokens, {.min = 1}),
@@ -546,6 +324,10 @@ std::vector<ConfigField> config_schema() {
                {"profile_kernels", "kernel_labels"}},
               &C::profile_kernels),
   };
+  const auto warmup_ratio = std::ranges::find(schema, "warmup_ratio", &ConfigField::key);
+  const std::vector<ConfigField> lr_keys = lr_scheduler_fields(training);
+  schema.insert(warmup_ratio + 1, lr_keys.begin(), lr_keys.end());
+  return schema;
 }
 
 }  // namespace layerstream

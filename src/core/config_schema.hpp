@@ -29,6 +29,9 @@ struct ConfigField {
 /// All keys, in the order in which they are printed.
 std::vector<ConfigField> config_schema();
 
+/// The keys of lr_scheduler_kwargs, which are among them.
+std::vector<ConfigField> lr_scheduler_fields(std::string_view section);
+
 /// The key most likely meant by `word`, or "" if none is near.
 std::string_view suggest_key(const std::vector<ConfigField>& schema, std::string_view word);
 

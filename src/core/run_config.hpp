@@ -7,6 +7,7 @@
 
 #include "core/attention_pattern.hpp"
 #include "core/dtype.hpp"
+#include "core/lr_scheduler.hpp"
 #include "core/rope_precision.hpp"
 
 namespace layerstream {
@@ -21,7 +22,6 @@ enum class LoopOrder : std::uint8_t { layer_major, micro_batch_major };
 enum class PinMemory : std::uint8_t { automatic, required, off };
 enum class Overlong : std::uint8_t { split, truncate, drop, error };
 enum class OnBadLine : std::uint8_t { error, skip };
-enum class SchedulerType : std::uint8_t { constant, linear, cosine };
 
 /// Everything a run can be told. Names, meanings and defaults follow Hugging Face's TrainingArguments
 /// where they have the thing, LLaMA-Factory's data keys for data; the keys of the YAML file are the
@@ -45,6 +45,7 @@ struct RunConfig {
   std::uint64_t seed = 42;
   double learning_rate = 5e-5;
   SchedulerType lr_scheduler_type = SchedulerType::linear;
+  LrSchedulerKwargs lr_scheduler_kwargs;  ///< keys `lr_scheduler_kwargs.num_cycles` and so on
   std::int64_t warmup_steps = 0;
   double warmup_ratio = 0.0;
   double num_train_epochs = 3.0;

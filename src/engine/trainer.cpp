@@ -297,6 +297,7 @@ void Trainer::warn_of_changed_settings(const io::CheckpointReader& checkpoint) c
   compare("num_train_epochs", before.num_train_epochs, now.num_train_epochs);
   compare("learning_rate", before.learning_rate, now.learning_rate);
   compare("lr_scheduler_type", before.lr_scheduler_type, now.lr_scheduler_type);
+  compare("lr_scheduler_kwargs", before.lr_scheduler_kwargs, now.lr_scheduler_kwargs);
   compare("warmup_steps", before.warmup_steps, now.warmup_steps);
   compare("warmup_ratio", before.warmup_ratio, now.warmup_ratio);
   compare("weight_decay", before.weight_decay, now.weight_decay);

@@ -205,6 +205,18 @@ TEST(Config, WrongTypeOrRangeNamesKeyValuePlaceAndWhatIsAllowed) {
       {"learning_rate: 1e-5x", "learning_rate = 1e-5x", "number >= 0"},
       {"adam_beta1: 1.0", "adam_beta1 = 1.0", "number >= 0 and < 1"},
       {"adam_epsilon: 0", "adam_epsilon = 0", "number > 0"},
+      {"lr_scheduler_type: greedy", "lr_scheduler_type = greedy", "one of constant, "},
+      {"lr_scheduler_kwargs.num_cycles: 0", "num_cycles = 0", "number > 0"},
+      {"lr_scheduler_kwargs.power: 0", "power = 0", "number > 0"},
+      {"lr_scheduler_kwargs.lr_end: -1e-7", "lr_end = -1e-7", "number >= 0"},
+      {"lr_scheduler_kwargs.min_lr: -1", "min_lr = -1", "number >= 0"},
+      {"lr_scheduler_kwargs.min_lr_rate: 1.1", "min_lr_rate = 1.1", "number >= 0 and <= 1"},
+      {"lr_scheduler_kwargs.timescale: 0", "timescale = 0", "integer >= 1"},
+      {"lr_scheduler_kwargs.num_stable_steps: -1", "num_stable_steps = -1", "integer >= 0"},
+      {"lr_scheduler_kwargs.num_decay_steps: 0.5", "num_decay_steps = 0.5", "integer >= 0"},
+      {"lr_scheduler_kwargs.min_lr_ratio: -0.1", "min_lr_ratio = -0.1", "number >= 0 and <= 1"},
+      {"lr_scheduler_kwargs.warmup_type: sqrt", "warmup_type = sqrt", "one of linear, cosine, 1-sqrt"},
+      {"lr_scheduler_kwargs.decay_type: sqrt", "decay_type = sqrt", "one of linear, cosine, 1-sqrt"},
       {"warmup_ratio: 1.5", "warmup_ratio = 1.5", "number >= 0 and <= 1"},
       {"packing: 1", "packing = 1", "true or false"},
       {"packing: tRUE", "packing = tRUE", "true or false"},
@@ -456,6 +468,124 @@ TEST(Config, ReadsAttentionPatterns) {
             (AttentionPattern{
                 .type = AttentionPatternType::blocks, .block = 128, .local_blocks = 3, .global_tokens = 16}));
   EXPECT_THAT(refusal("sliding_window: 4096\n"), HasSubstr("attention_pattern"));
+}
+
+TEST(Config, ReadsTheSchedulesOfTransformersAndTheirKwargs) {
+  for (const char* const name :
+       {"constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "cosine_with_min_lr",
+        "polynomial", "inverse_sqrt", "warmup_stable_decay"}) {
+    const RunConfig run = parse(fmt::format("lr_scheduler_type: {}\n", name)).run;
+    EXPECT_THAT(config_yaml(run), HasSubstr(fmt::format("lr_scheduler_type: {}\n", name)));
+  }
+  const RunConfig run = parse(R"(
+lr_scheduler_type: warmup_stable_decay
+lr_scheduler_kwargs:
+  num_cycles: 1.5
+  num_stable_steps: 300
+  num_decay_steps: 1e2
+  min_lr_ratio: 0.1
+  warmup_type: cosine
+  decay_type: 1-sqrt
+)",
+                              {"lr_scheduler_kwargs.power=2", "lr_scheduler_kwargs={lr_end: 1e-6}",
+                               "lr_scheduler_kwargs.min_lr=1e-5", "lr_scheduler_kwargs.min_lr_rate=0.2",
+                               "lr_scheduler_kwargs.timescale=50"})
+                            .run;
+  EXPECT_EQ(run.lr_scheduler_kwargs, (LrSchedulerKwargs{.num_cycles = 1.5,
+                                                        .power = 2,
+                                                        .lr_end = 1e-6,
+                                                        .min_lr = 1e-5,
+                                                        .min_lr_rate = 0.2,
+                                                        .timescale = 50,
+                                                        .num_stable_steps = 300,
+                                                        .num_decay_steps = 100,
+                                                        .min_lr_ratio = 0.1,
+                                                        .warmup_type = LrCurve::cosine,
+                                                        .decay_type = LrCurve::one_minus_sqrt}));
+  EXPECT_EQ(parse(config_yaml(run)).run.lr_scheduler_kwargs, run.lr_scheduler_kwargs);
+  EXPECT_THAT(refusal("min_lr: 1e-5\n"), HasSubstr("did you mean `lr_scheduler_kwargs.min_lr`"));
+  EXPECT_THAT(refusal("lr_scheduler_kwargs: {num_cycle: 2}\n"),
+              AllOf(HasSubstr("did you mean `lr_scheduler_kwargs.num_cycles`"), Not(HasSubstr("top level"))));
+}
+
+TEST(CheckConfig, LrSchedulerKwargsNeedAScheduleThatUsesThem) {
+  RunConfig run = valid_run();
+  run.lr_scheduler_kwargs.num_cycles = 2;
+  run.lr_scheduler_kwargs.power = 2;
+  EXPECT_THAT(
+      check_refusal(run, {{"lr_scheduler_kwargs.power", "run.yaml:3"}}),
+      AllOf(HasSubstr("2 problems"),
+            HasSubstr("lr_scheduler_kwargs.num_cycles = 2 (default) means nothing with "
+                      "lr_scheduler_type = linear (default); drop it, or set lr_scheduler_type: cosine "
+                      "or cosine_with_restarts or cosine_with_min_lr or warmup_stable_decay"),
+            HasSubstr("lr_scheduler_kwargs.power = 2 (run.yaml:3) means nothing with"),
+            HasSubstr("lr_scheduler_type: polynomial")));
+  run.lr_scheduler_kwargs.power.reset();
+  run.lr_scheduler_type = SchedulerType::cosine;
+  EXPECT_EQ(check_refusal(run), "");
+
+  run.lr_scheduler_kwargs = {.power = 2, .lr_end = 1e-6};
+  run.lr_scheduler_type = SchedulerType::polynomial;
+  EXPECT_EQ(check_refusal(run), "");
+  run.lr_scheduler_kwargs = {.timescale = 10};
+  run.lr_scheduler_type = SchedulerType::inverse_sqrt;
+  EXPECT_EQ(check_refusal(run), "");
+  run.lr_scheduler_kwargs = {.num_cycles = 1.5,
+                             .num_stable_steps = 3,
+                             .num_decay_steps = 3,
+                             .min_lr_ratio = 0.1,
+                             .warmup_type = LrCurve::linear,
+                             .decay_type = LrCurve::cosine};
+  run.lr_scheduler_type = SchedulerType::warmup_stable_decay;
+  EXPECT_EQ(check_refusal(run), "");
+  run.lr_scheduler_type = SchedulerType::constant;
+  EXPECT_THAT(check_refusal(run), HasSubstr("6 problems"));
+}
+
+TEST(CheckConfig, CosineWithRestartsFallsAWholeNumberOfTimes) {
+  RunConfig run = valid_run();
+  run.lr_scheduler_type = SchedulerType::cosine_with_restarts;
+  run.lr_scheduler_kwargs.num_cycles = 3;
+  EXPECT_EQ(check_refusal(run), "");
+  run.lr_scheduler_kwargs.num_cycles = 1.5;
+  EXPECT_THAT(check_refusal(run),
+              AllOf(HasSubstr("lr_scheduler_kwargs.num_cycles = 1.5"), HasSubstr("a whole number")));
+}
+
+TEST(CheckConfig, CosineWithMinLrNeedsOneMinimumBelowThePeak) {
+  RunConfig run = valid_run();
+  run.lr_scheduler_type = SchedulerType::cosine_with_min_lr;
+  EXPECT_THAT(check_refusal(run), HasSubstr("needs one of lr_scheduler_kwargs.min_lr = null"));
+  run.lr_scheduler_kwargs.min_lr = 1e-6;
+  EXPECT_EQ(check_refusal(run), "");
+  run.lr_scheduler_kwargs.min_lr_rate = 0.1;
+  EXPECT_THAT(check_refusal(run), HasSubstr("needs one of lr_scheduler_kwargs.min_lr = 1e-06"));
+  run.lr_scheduler_kwargs.min_lr.reset();
+  EXPECT_EQ(check_refusal(run), "");
+  run.lr_scheduler_kwargs = {.min_lr = run.learning_rate};
+  EXPECT_THAT(check_refusal(run), HasSubstr("must be below learning_rate = 5e-05"));
+}
+
+TEST(CheckConfig, PolynomialEndsBelowThePeak) {
+  RunConfig run = valid_run();
+  run.lr_scheduler_type = SchedulerType::polynomial;
+  EXPECT_EQ(check_refusal(run), "");
+  run.lr_scheduler_kwargs.lr_end = run.learning_rate;
+  EXPECT_THAT(check_refusal(run), HasSubstr("must be below learning_rate = 5e-05"));
+  run.lr_scheduler_kwargs.lr_end.reset();
+  run.learning_rate = default_lr_end;
+  EXPECT_THAT(check_refusal(run), HasSubstr("lr_scheduler_kwargs.lr_end = null (default) with"));
+}
+
+TEST(CheckConfig, WarmupStableDecayNeedsItsDecay) {
+  RunConfig run = valid_run();
+  run.lr_scheduler_type = SchedulerType::warmup_stable_decay;
+  EXPECT_THAT(check_refusal(run), HasSubstr("needs lr_scheduler_kwargs.num_decay_steps"));
+  run.lr_scheduler_kwargs.num_decay_steps = 10;
+  EXPECT_EQ(check_refusal(run), "");
+  run.lr_scheduler_kwargs.num_cycles = 1.5;
+  run.lr_scheduler_kwargs.decay_type = LrCurve::linear;
+  EXPECT_THAT(check_refusal(run), HasSubstr("lr_scheduler_kwargs.num_cycles = 1.5 (default) means nothing"));
 }
 
 TEST(CheckConfig, AutomaticResumeNeedsAnOutputDirectory) {

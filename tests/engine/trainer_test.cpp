@@ -63,6 +63,8 @@ TEST_F(Checkpoints, AResumeNamesChangesAfterWhichTheRestIsAnotherRun) {
   EXPECT_THAT(log_of_resume("plain", [](RunConfig&) {}), Not(HasSubstr("changed since")));
   EXPECT_THAT(log_of_resume("plain", [](RunConfig& run) { run.rope = RopePrecision::hf; }),
               AllOf(HasSubstr("changed since"), HasSubstr("checkpoint-1: rope; the rest of the run")));
+  EXPECT_THAT(log_of_resume("plain", [](RunConfig& run) { run.lr_scheduler_kwargs.num_cycles = 1.5; }),
+              HasSubstr("checkpoint-1: lr_scheduler_kwargs; the rest of the run"));
   const auto window = [](RunConfig& run) {
     run.attention_pattern = AttentionPatternType::window;
     run.attention_window = 8;
