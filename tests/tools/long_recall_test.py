@@ -5,11 +5,9 @@ import io
 import json
 import math
 import random
-import struct
 import sys
 import tempfile
 import unittest
-from array import array
 from pathlib import Path
 from unittest import mock
 
@@ -18,24 +16,9 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "tools"))
 
 import long_recall  # noqa: E402
+from shard_reader import read_shard  # noqa: E402
 
 TASK = long_recall.Task(length=200, keys=8, values=4, copies=3, fillers=5)
-
-
-def read_shard(path):
-    """{tensor: array}, by the format's own description and none of the writer's code."""
-    data = path.read_bytes()
-    (size,) = struct.unpack_from("<Q", data)
-    tensors = {}
-    for name, entry in json.loads(data[8 : 8 + size]).items():
-        begin, end = entry["data_offsets"]
-        values = array({"I64": "q", "U16": "H", "U8": "B"}[entry["dtype"]])
-        values.frombytes(data[8 + size + begin : 8 + size + end])
-        if sys.byteorder == "big":
-            values.byteswap()
-        assert entry["shape"] == [len(values)]
-        tensors[name] = values
-    return tensors
 
 
 def run(*arguments):

@@ -1,11 +1,9 @@
 """tools/prepare_data without a tokenizer: files, record formats, dataset_info.json, masks, lengths, mixing, shards."""
 
 import json
-import struct
 import sys
 import tempfile
 import unittest
-from array import array
 from pathlib import Path
 from unittest import mock
 
@@ -19,6 +17,7 @@ from prepare_data.encode import Document, fit, mask_of_spans  # noqa: E402
 from prepare_data.errors import PrepareError, RecordError  # noqa: E402
 from prepare_data.formats import Chat, Completion, Text, default_format, detect_format  # noqa: E402
 from prepare_data.spool import Spool  # noqa: E402
+from shard_reader import read_shard  # noqa: E402
 
 USER, ASSISTANT = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 
@@ -325,22 +324,6 @@ class MixingTest(unittest.TestCase):
         orders = [mixing.mix([99, 99], "interleave_under", None, seed) for seed in (1, 1, 2)]
         self.assertEqual(orders[0], orders[1])
         self.assertNotEqual(orders[0], orders[2])
-
-
-def read_shard(path):
-    """{tensor: list}, by the format's own description and none of the writer's code."""
-    data = path.read_bytes()
-    (size,) = struct.unpack_from("<Q", data)
-    tensors = {}
-    for name, entry in json.loads(data[8 : 8 + size]).items():
-        begin, end = entry["data_offsets"]
-        values = array({"I64": "q", "I32": "i", "U16": "H", "U8": "B"}[entry["dtype"]])
-        values.frombytes(data[8 + size + begin : 8 + size + end])
-        if sys.byteorder == "big":
-            values.byteswap()
-        assert entry["shape"] == [len(values)] and begin % values.itemsize == 0
-        tensors[name] = values.tolist()
-    return tensors
 
 
 class ShardsTest(InDirectory):

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import struct
 import sys
 import tempfile
 import unittest
@@ -28,6 +27,7 @@ from prepare_data.encode import Encoder, EncodeSettings  # noqa: E402
 from prepare_data.errors import PrepareError, RecordError  # noqa: E402
 from prepare_data.formats import Chat, Completion, Text  # noqa: E402
 from prepare_data.hf_tokenizer import HfTokenizer  # noqa: E402
+from shard_reader import read_documents  # noqa: E402
 
 # The way Qwen2.5's template goes, without its tools.
 CHATML = """\
@@ -93,21 +93,6 @@ def make_tokenizer(directory, template=CHATML, bos=False, **config):
     config = {key: value for key, value in config.items() if value is not None}
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     return directory
-
-
-def read_shard(path):
-    """[(ids, mask)] of the documents"""
-    data = path.read_bytes()
-    (size,) = struct.unpack_from("<Q", data)
-    entries = json.loads(data[8 : 8 + size])
-
-    def numbers(name):
-        begin, end = entries[name]["data_offsets"]
-        code = {"I64": "q", "I32": "i", "U16": "H", "U8": "B"}[entries[name]["dtype"]]
-        return struct.unpack_from(f"<{entries[name]['shape'][0]}{code}", data, 8 + size + begin)
-
-    ids, mask, offsets = (numbers(name) for name in ("input_ids", "target_mask", "document_offsets"))
-    return [(list(ids[b:e]), list(mask[b:e])) for b, e in zip(offsets, offsets[1:])]
 
 
 def turns(*contents):
@@ -328,7 +313,7 @@ class CommandTest(WithTokenizer):
         self.assertRegex(str(caught.exception), f"^prepare_data: .*{cause}")
 
     def documents(self):
-        return [d for path in sorted(self.output.glob("*.safetensors")) for d in read_shard(path)]
+        return [d for path in sorted(self.output.glob("*.safetensors")) for d in read_documents(path)]
 
     def texts(self):
         tokenizer = HfTokenizer(self.model)

@@ -14,6 +14,7 @@ from .encode import OVERLONG, EncodeSettings
 from .errors import PrepareError
 from .formats import FORMATS, default_format
 from .hf_tokenizer import HfTokenizer
+from .json_file import read_json
 from .prepare import Dataset, Settings, make_dataset, prepare
 
 DESCRIPTION = """\
@@ -59,12 +60,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def read_vocab_size(path: Path) -> int:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PrepareError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
-        raise PrepareError(f"{path}: not JSON: {error}") from None
+    config = read_json(path)
     for part in (config, config.get("text_config", {})):
         if isinstance(part.get("vocab_size"), int):
             return part["vocab_size"]

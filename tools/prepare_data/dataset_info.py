@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 from .errors import PrepareError
 from .formats import RecordFormat
+from .json_file import read_json
 
 _IGNORED = {"file_sha1", "subset", "split"}  # of no meaning for a local file
 _COLUMNS = {
@@ -56,12 +56,7 @@ class NamedDataset:
 
 
 def read_dataset_info(path: Path) -> dict:
-    try:
-        entries = json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise PrepareError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
-        raise PrepareError(f"{path}: not JSON: {error}") from None
+    entries = read_json(path, "utf-8-sig")
     if not isinstance(entries, dict):
         raise PrepareError(f"{path}: must be an object: name of a dataset: description")
     return entries

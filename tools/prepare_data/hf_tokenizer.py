@@ -8,6 +8,7 @@ from typing import Any
 
 from .chat_template import ChatTemplate
 from .errors import PrepareError, needs_package
+from .json_file import read_json
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 FILES = (
@@ -128,12 +129,7 @@ class HfTokenizer:
 
 def _read_json(path: Path) -> Any:
     """None if there is no such file."""
-    if not path.is_file():
-        return None
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise PrepareError(f"{path}: not JSON: {error}") from None
+    return read_json(path) if path.is_file() else None
 
 
 def _content(token: Any) -> str:
