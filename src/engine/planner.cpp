@@ -55,7 +55,7 @@ class Search {
     }
   }
 
-  bool any_fits() const {
+  bool any_fits() {
     return std::ranges::any_of(smallest(), [&](const Choice& choice) { return most_resident(choice) >= 0; });
   }
 
@@ -90,7 +90,7 @@ class Search {
   }
   int num_layers() const { return static_cast<int>(spec_.num_hidden_layers); }
 
-  std::vector<Choice> starting_points() const {
+  std::vector<Choice> starting_points() {
     using enum ActivationPolicy;
     const std::array<std::pair<ActivationPolicy, std::int64_t>, 4> kept{
         {{all, 0}, {all, num_layers() / 2}, {all, num_layers()}, {input_attention, num_layers() / 2}}};
@@ -127,7 +127,12 @@ class Search {
   /// What needs the least of the device, what needs the least of the host, and what lies between: activations
   /// and gradients that wait on the device are spared on the host. Whatever fits, one of them does, but for
   /// the grain of the shares.
-  std::vector<Choice> smallest() const {
+  const std::vector<Choice>& smallest() {
+    if (smallest_.empty()) smallest_ = find_smallest();
+    return smallest_;
+  }
+
+  std::vector<Choice> find_smallest() {
     std::vector<Choice> all;
     const auto add = [&](const Choice& choice) {
       if (std::ranges::find(all, choice) == all.end()) all.push_back(choice);
@@ -149,10 +154,17 @@ class Search {
   }
 
   /// As many blocks' activations on the device as it holds beside the choice's other demands.
-  Choice with_most_activations_on_device(Choice choice) const {
+  Choice with_most_activations_on_device(Choice choice) {
     if (given_.device_activation_blocks) return choice;
-    std::int64_t too_many = num_layers() + 1;
     choice.device_activation_blocks = 0;
+    const auto [known, is_new] = most_on_device_.emplace(choice, 0);
+    if (is_new) known->second = find_most_activations_on_device(choice);
+    choice.device_activation_blocks = known->second;
+    return choice;
+  }
+
+  std::int64_t find_most_activations_on_device(Choice choice) const {
+    std::int64_t too_many = num_layers() + 1;
     while (too_many - choice.device_activation_blocks > 1) {
       Choice more = choice;
       more.device_activation_blocks += (too_many - choice.device_activation_blocks) / 2;
@@ -163,11 +175,11 @@ class Search {
         too_many = more.device_activation_blocks;
       }
     }
-    return choice;
+    return choice.device_activation_blocks;
   }
 
   /// All blocks keep what the policy says, of as many chunks of a row as fit.
-  Choice with_most_chunks(Choice choice, ActivationPolicy policy) const {
+  Choice with_most_chunks(Choice choice, ActivationPolicy policy) {
     choice.activation_policy = policy;
     choice.activation_blocks = num_layers();
     const auto with_chunks = [&](std::int64_t chunks) {
@@ -286,7 +298,7 @@ class Search {
                         planned_block_costs(memory.shape, *backend_));
   }
 
-  std::vector<Choice> neighbours(const Choice& from) const {
+  std::vector<Choice> neighbours(const Choice& from) {
     std::vector<Choice> all;
     const auto add = [&](const std::function<void(Choice&)>& change) {
       Choice changed = from;
@@ -361,7 +373,7 @@ class Search {
 
   /// Nothing fits: says what the placement that misses least is missing, and which given keys narrow the
   /// choice.
-  [[noreturn]] void refuse() const {
+  [[noreturn]] void refuse() {
     const auto missing = [&](const Ledger& ledger) {
       const auto over = [](std::size_t need, std::size_t have) { return need > have ? need - have : 0; };
       return over(ledger.total(Space::device), machine_.device.memory_limit()) +
@@ -397,6 +409,8 @@ class Search {
   Ledger process_;
   ChunkPlan chunks_;
   std::int64_t chunks_of_row_ = 1;  ///< at most
+  std::vector<Choice> smallest_;
+  std::map<Choice, std::int64_t> most_on_device_;  ///< by choices that have none there
   std::map<Choice, double> seconds_;
   std::size_t num_operations_ = 0;
   int num_simulated_ = 0;
@@ -423,11 +437,12 @@ std::vector<RunConfig> with_chunks(const RunConfig& config) {
 Plan plan_placement(const ModelSpec& spec, const RunConfig& config, const Machine& machine,
                     std::size_t data_bytes) {
   const std::vector<RunConfig> choices = with_chunks(config);
-  const auto fitting = std::ranges::find_if(choices, [&](const RunConfig& choice) {
-    return Search(spec, choice, machine, data_bytes).any_fits();
-  });
+  for (const RunConfig& choice : choices) {
+    Search search(spec, choice, machine, data_bytes);
+    if (search.any_fits()) return search.best();
+  }
   try {
-    return Search(spec, fitting == choices.end() ? choices.front() : *fitting, machine, data_bytes).best();
+    return Search(spec, choices.front(), machine, data_bytes).best();
   } catch (const ResourceError& error) {
     // Rows alone may be too long, or too many of them.
     const std::int64_t longest = longest_row_tokens(spec, config, machine, data_bytes);
