@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Brings what the build needs: Debian packages, and a Kokkos that is recent enough. Quick when all is there.
 #
-#   scripts/setup.sh
+#   scripts/setup.sh [PACKAGE...]            further Debian packages, if they can be had
 #
 # Kokkos is the first of: one that CMake finds by itself; the release pinned in
 # cmake/LayerstreamDependencies.cmake; on Debian, unstable's packages, unpacked into .deps/kokkos.
@@ -24,14 +24,15 @@ die() {
   exit 1
 }
 
-install_packages() {
+install_packages() { # PACKAGE...
+  [ $# -gt 0 ] || return 0
   if ! command -v dpkg-query >/dev/null; then
-    echo "setup.sh: not a Debian system; the equivalents of these packages must be installed: ${packages[*]}" >&2
+    echo "setup.sh: not a Debian system; the equivalents of these packages must be installed: $*" >&2
     return
   fi
   local installed missing=() package
-  installed=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' "${packages[@]}" 2>/dev/null || true)
-  for package in "${packages[@]}"; do
+  installed=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' "$@" 2>/dev/null || true)
+  for package in "$@"; do
     grep -qx "installed $package" <<<"$installed" || missing+=("$package")
   done
   [ ${#missing[@]} -gt 0 ] || return 0
@@ -136,5 +137,8 @@ write_choice() { # DESCRIPTION LINE
   echo "setup.sh: $1"
 }
 
-install_packages
+install_packages "${packages[@]}"
+for package in "$@"; do
+  (install_packages "$package") || echo "setup.sh: going on without it" >&2
+done
 choose_kokkos

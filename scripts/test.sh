@@ -19,8 +19,26 @@ run_tests() {
   ctest --test-dir "build/$preset" --output-on-failure --no-tests=error --parallel "$jobs" "$@"
 }
 
+# What tests of tools/prepare_data need, for them alone, in .deps/python; without it they skip and say so.
+python_packages() {
+  local python=.deps/python/bin/python packages=(jinja2 pyarrow tokenizers)
+  if "$python" -c 'import jinja2, pyarrow, tokenizers' 2>/dev/null; then return; fi
+  rm -rf .deps/python
+  if python3 -m venv .deps/python >/dev/null &&
+    "$python" -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 20 "${packages[@]}"; then
+    return
+  fi
+  rm -rf .deps/python
+  echo "test.sh: no Python packages ${packages[*]}: the tests that need them skip" >&2
+}
+
 failed=()
-scripts/setup.sh
+# A browser, in which a test looks at the pages of `layerstream report`; where there is none it skips and says so.
+packages_for_tests=()
+command -v chromium chromium-browser google-chrome >/dev/null || packages_for_tests+=(chromium)
+python3 -c 'import ensurepip, venv' 2>/dev/null || packages_for_tests+=(python3-venv)
+scripts/setup.sh "${packages_for_tests[@]}"
+python_packages
 start=$SECONDS
 scripts/build.sh cpu
 build_seconds=$((SECONDS - start))

@@ -11,12 +11,13 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "tools"))
 
-from prepare_data import mixing, report, shards, sources  # noqa: E402
+from prepare_data import mixing, progress, report, shards, sources  # noqa: E402
 from prepare_data.dataset_info import find_dataset, read_dataset_info  # noqa: E402
 from prepare_data.encode import Document, fit, mask_of_spans  # noqa: E402
 from prepare_data.errors import PrepareError, RecordError  # noqa: E402
 from prepare_data.formats import Chat, Completion, Text, default_format, detect_format  # noqa: E402
 from prepare_data.spool import Spool  # noqa: E402
+from prepare_data.token_texts import text_of_token  # noqa: E402
 from shard_reader import read_shard  # noqa: E402
 
 USER, ASSISTANT = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
@@ -76,6 +77,17 @@ class SourcesTest(InDirectory):
         ):
             with self.subTest(data), self.assertRaisesRegex(PrepareError, cause):
                 self.read("a.json", data)
+
+    def test_records_tell_how_much_of_the_file_is_read(self):
+        for name, data in (
+            ("a.jsonl", b'{"text": "\xc3\xa4"}\n\nx\n{"text": "y"}'),
+            ("b.json", b'[{"text": "x"}, {"text": "y"}]'),
+            ("c.txt", b"\xc3\xa4"),
+        ):
+            with self.subTest(name):
+                ends = [record.end for record in sources.read_records(self.write(name, data))]
+                self.assertEqual(ends, sorted(ends))
+                self.assertTrue(len(data) - 1 <= ends[-1] <= len(data))
 
     def test_raw_text_is_one_document_without_its_byte_order_mark(self):
         self.assertEqual(self.read("a.txt", "\ufeffone\ntwo"), [("a.txt:1", {"text": "one\ntwo"})])
@@ -356,6 +368,42 @@ class ShardsTest(InDirectory):
         self.assertEqual(shards.plan_shards([10] * 5, 2, 80), [range(0, 2), range(2, 4), range(4, 5)])
         self.assertEqual(shards.plan_shards([10, 1000, 10], 2, 80), [range(0, 1), range(1, 2), range(2, 3)])
         self.assertEqual(shards.plan_shards([10] * 5, 2, 1000), [range(0, 5)])
+
+
+class ProgressTest(unittest.TestCase):
+    def test_a_line_every_five_seconds_with_share_note_and_remaining_time(self):
+        lines, now = [], [100.0]
+        told = progress.Progress(lines.append, lambda: now[0])
+        told.begin("a.jsonl: tokenizing", 4 << 20)
+        for second in range(1, 13):
+            now[0] = 100.0 + second
+            told.at(second * 10000, f"{second} records")
+        self.assertEqual(
+            lines,
+            [
+                "a.jsonl: tokenizing: 1% of 4.0 MiB, 5 records, 6m 54s to go",
+                "a.jsonl: tokenizing: 2% of 4.0 MiB, 10 records, 6m 49s to go",
+            ],
+        )
+
+    def test_short_work_is_silent_and_each_piece_of_work_begins_anew(self):
+        lines, now = [], [0.0]
+        told = progress.Progress(lines.append, lambda: now[0])
+        for _ in range(3):
+            told.begin("x", 0)
+            now[0] += 4
+            told.at(0)
+        self.assertEqual(lines, [])
+
+
+class TokenTextsTest(unittest.TestCase):
+    def test_byte_level_tokens_are_their_bytes(self):
+        for token, text in (("\u0120hello", " hello"), ("\u010a", "\n"), ("\u00c3\u00a4", "\u00e4"), ("\u00c3", "\\xc3")):
+            self.assertEqual(text_of_token(token, is_byte_level=True), text)
+
+    def test_other_tokens_have_their_spaces(self):
+        self.assertEqual(text_of_token("\u2581hello", is_byte_level=False), " hello")
+        self.assertEqual(text_of_token("<0x0A>", is_byte_level=False), "<0x0A>")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 import contextlib
 import io
 import json
+import signal
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -13,94 +15,17 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "tools"))
 
-try:
-    import jinja2  # noqa: F401
-    import tokenizers
-except ImportError as error:
-    tokenizers = None
-    MISSING = f"the Python package {error.name} is not installed"
-else:
-    MISSING = ""
-
-from prepare_data import command  # noqa: E402
+from prepare_data import command, lock  # noqa: E402
 from prepare_data.encode import Encoder, EncodeSettings  # noqa: E402
 from prepare_data.errors import PrepareError, RecordError  # noqa: E402
 from prepare_data.formats import Chat, Completion, Text  # noqa: E402
 from prepare_data.hf_tokenizer import HfTokenizer  # noqa: E402
 from shard_reader import read_documents  # noqa: E402
+from tokenizer_files import CHATML, CHATML_MARKED, FORGETFUL, LLAMA3, MISSING, SPECIAL, make_tokenizer, turns  # noqa: E402
 
-# The way Qwen2.5's template goes, without its tools.
-CHATML = """\
-{%- if messages[0]['role'] == 'system' %}
-    {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
-{%- else %}
-    {{- '<|im_start|>system\\nBe brief.<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
-        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
-    {%- elif message.role == 'assistant' %}
-        {{- '<|im_start|>assistant\\n' }}
-        {%- BEGIN %}
-        {{- message.content + '<|im_end|>' + '\\n' }}
-        {%- END %}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-"""
-CHATML_MARKED = CHATML.replace("BEGIN", "generation").replace("END", "endgeneration")
-CHATML = CHATML.replace("BEGIN", "if true").replace("END", "endif")
-# The way Llama 3's template goes: header, blank line, trimmed content.
-LLAMA3 = (
-    "{% set loop_messages = messages %}{% for message in loop_messages %}"
-    "{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim"
-    " + '<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}"
-    "{% endfor %}{% if add_generation_prompt %}"
-    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
-)
-# As Qwen3's: reasoning stays only in the last turn.
-FORGETFUL = CHATML.replace(
-    "message.content + '<|im_end|>'",
-    "(message.content if loop.last else message.content.split('</think>')[-1]) + '<|im_end|>'",
-)
-SPECIAL = ["<|im_start|>", "<|im_end|>", "<|end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|bos|>"]
+TOOL = ROOT / "tools" / "prepare_data"
 
-
-def make_tokenizer(directory, template=CHATML, bos=False, **config):
-    """A byte-level BPE that knows a few words, "\\n\\n" and ".\\n\\n", with the post-processor of Llama 3."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL],
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["hello world user assistant system\n\n\n\n\n\n\n\n"] * 20, trainer)
-    post = [processors.ByteLevel(trim_offsets=True)]
-    if bos:
-        post.append(processors.TemplateProcessing("<|bos|> $A", special_tokens=[("<|bos|>", SPECIAL.index("<|bos|>"))]))
-    tokenizer.post_processor = processors.Sequence(post)
-    tokenizer.enable_truncation(4)  # as some models have it in the file; transformers does not apply it
-    directory.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(directory / "tokenizer.json"))
-    config = {"bos_token": "<|bos|>", "eos_token": {"__type": "AddedToken", "content": "<|end|>"}, "chat_template": template, **config}
-    config = {key: value for key, value in config.items() if value is not None}
-    (directory / "tokenizer_config.json").write_text(json.dumps(config))
-    return directory
-
-
-def turns(*contents):
-    """user, assistant, user, ..."""
-    return [{"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(contents)]
-
-
-@unittest.skipIf(tokenizers is None, MISSING)
+@unittest.skipIf(MISSING, MISSING)
 class WithTokenizer(unittest.TestCase):
     def setUp(self):
         directory = tempfile.TemporaryDirectory()
@@ -354,6 +279,14 @@ class CommandTest(WithTokenizer):
         cause = rf"t\.jsonl:1: {whole[0]} tokens are more than the cutoff_len of 6; --on-bad-line skip"
         self.fails(cause, texts, "--cutoff-len", 6, "--overlong", "error")
 
+    def test_keep_text_leaves_plain_text_whole_and_truncates_all_else(self):
+        text = self.write("t.jsonl", {"text": "hello world " * 20})
+        chat = self.write("c.jsonl", {"prompt": "hello", "completion": "world " * 40})
+        out = self.run_it(text, chat, "--cutoff-len", 16, "--overlong", "keep-text")
+        self.assertEqual([len(ids) > 16 for ids, _ in self.documents()], [True, False])
+        self.assertNotRegex(out, "t.jsonl: .*overlong")
+        self.assertRegex(out, "c.jsonl: 1 records, 1 documents; 1 overlong, truncated")
+
     def test_only_plain_text_can_be_split(self):
         chats = self.write("c.jsonl", {"messages": turns("hello", "world " * 20)})
         self.fails(r"c\.jsonl:1: --overlong split is for plain text, this record is openai", chats, "--cutoff-len", 40, "--overlong", "split")
@@ -422,9 +355,12 @@ class CommandTest(WithTokenizer):
         texts = self.write("t.jsonl", {"text": "hello"})
         self.run_it(texts)
         (shard,) = self.output.glob("*.safetensors")
-        nothing = f"{self.output}: up to date, nothing to do\n"
-        self.assertEqual(self.run_it(texts), nothing)
-        self.assertEqual(sorted(path.name for path in self.output.iterdir()), [".prepare_data.json", shard.name])
+        nothing = f"^{self.output}: up to date, nothing to do\n"
+        self.assertRegex(self.run_it(texts), nothing)
+        self.assertEqual(
+            sorted(path.name for path in self.output.iterdir()),
+            [".prepare_data.json", ".prepare_data.lock", ".tokens.json", shard.name],
+        )
         changes = (
             lambda: self.write("t.jsonl", {"text": "world"}),
             lambda: make_tokenizer(self.model, bos=True),
@@ -433,9 +369,81 @@ class CommandTest(WithTokenizer):
         )
         for change in changes:
             change()
-            self.assertNotEqual(self.run_it(texts), nothing)
-            self.assertEqual(self.run_it(texts), nothing)
-        self.assertNotEqual(self.run_it(texts, "--no-eos"), nothing)
+            self.assertNotRegex(self.run_it(texts), nothing)
+            self.assertRegex(self.run_it(texts), nothing)
+        self.assertNotRegex(self.run_it(texts, "--no-eos"), nothing)
+
+    def test_what_is_up_to_date_is_reported_as_when_it_was_made(self):
+        good, bad = self.write("t.jsonl", {"text": "hello"}, {"text": "hello world"}), self.write("u.jsonl", {"x": 1})
+        arguments = (good, self.write("v.jsonl", {"text": "world"}), bad, "--on-bad-line", "skip")
+        made = self.run_it(*arguments)
+        self.assertIn("u.jsonl: 1 records, 0 documents; 1 unusable, left out", made)
+        self.assertRegex(made, r"t\.jsonl: 2 of 3 documents \(66\.7%\)")
+        self.assertEqual(self.run_it(*arguments), f"{self.output}: up to date, nothing to do\n{made}")
+
+    def test_a_cache_has_a_directory_for_each_content_and_takes_both_back(self):
+        def shards(*arguments):
+            with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+                command.main(
+                    [*map(str, arguments), "--tokenizer", str(self.model), "--cache", str(self.output), "--print-shards"]
+                )
+            self.assertIn("1 documents", err.getvalue())
+            self.assertEqual("up to date" in err.getvalue(), out.getvalue() in seen)
+            seen.append(out.getvalue())
+            path = Path(out.getvalue().rstrip("\n"))
+            self.assertEqual(path.parent.parent, self.output)
+            return path
+
+        seen = []
+        texts = self.write("t.jsonl", {"text": "hello hello"})
+        first = shards(texts)
+        with_eos = read_documents(first)
+        without = shards(texts, "--no-eos")
+        self.assertNotEqual(first, without)
+        self.assertEqual(first, shards(texts))
+        self.assertEqual(without, shards(texts, "--no-eos"))
+        self.assertEqual(read_documents(first), with_eos)
+        self.write("t.jsonl", {"text": "hello world"})
+        self.assertNotIn(shards(texts), (first, without))
+
+    def test_token_texts_are_what_each_id_stands_for(self):
+        self.run_it(self.write("t.jsonl", {"text": "hello \u00e4\n"}))
+        texts = json.loads((self.output / ".tokens.json").read_text())
+        ((ids, _),) = self.documents()
+        self.assertEqual([texts[i] for i in ids], ["hello", " ", "\\xc3", "\\xa4", "\n", "<|end|>"])
+
+    def test_what_a_killed_run_left_is_removed(self):
+        (self.output / ".spool-x").mkdir(parents=True)
+        (self.output / ".spool-x" / "0.ids").write_text("x")
+        (self.output / ".tokens-00001-of-00001.safetensors.partial").write_text("x")
+        self.run_it(self.write("t.jsonl", {"text": "hello"}))
+        self.assertEqual([p for p in self.output.iterdir() if "spool" in p.name or "partial" in p.name], [])
+
+    def start(self, *arguments):
+        command_line = [sys.executable, "-B", TOOL, *arguments, "--tokenizer", self.model, "--output", self.output]
+        return subprocess.Popen(command_line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def test_a_second_run_waits_for_the_first_and_finds_its_shards(self):
+        texts = self.write("t.jsonl", {"text": "hello"})
+        self.output.mkdir()
+        with lock.locked(self.output):
+            second = self.start(texts)
+            self.assertIn("waiting for another prepare_data", second.stderr.readline())
+            with mock.patch.object(lock, "locked", lambda directory: contextlib.nullcontext()):
+                self.run_it(texts)
+        out, _ = second.communicate(timeout=60)
+        self.assertIn("up to date, nothing to do", out)
+
+    def test_a_stopped_run_leaves_nothing_half_done(self):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            (self.directory / "t.jsonl").write_text('{"text": "hello"}\n' * 400000)
+            run = self.start(self.directory / "t.jsonl")
+            while not list(self.output.glob(".spool-*/0.ids")):
+                self.assertIsNone(run.poll())
+            run.send_signal(number)
+            _, err = run.communicate(timeout=60)
+            self.assertEqual((run.returncode, err), (1, f"prepare_data: stopped by {number.name}\n"))
+            self.assertEqual([path.name for path in self.output.iterdir()], [".prepare_data.lock"])
 
     def test_the_manifest_says_what_was_made_from_what(self):
         self.run_it(self.write("t.jsonl", {"text": "hello"}, {"text": "world"}))

@@ -15,7 +15,7 @@ from .errors import PrepareError
 from .formats import FORMATS, default_format
 from .hf_tokenizer import HfTokenizer
 from .json_file import read_json
-from .prepare import Dataset, Settings, make_dataset, prepare
+from .prepare import Dataset, OutputPlace, Result, Settings, make_dataset, prepare
 
 DESCRIPTION = """\
 Turns datasets into token shards for layerstream, with a Hugging Face tokenizer and its chat template.
@@ -39,7 +39,12 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         help="a dataset: file (.jsonl, .json, .parquet, else raw text), directory, or name in --dataset-info",
     )
     add("--tokenizer", type=Path, required=True, metavar="DIRECTORY", help="of a Hugging Face model")
-    add("--output", type=Path, required=True, metavar="DIRECTORY")
+    output = parser.add_mutually_exclusive_group(required=True)
+    output.add_argument("--output", type=Path, metavar="DIRECTORY", help="for the token shards")
+    output.add_argument(
+        "--cache", type=Path, metavar="DIRECTORY", help="instead: for directories of them, named by their content"
+    )
+    add("--print-shards", action="store_true", help="print only their paths, and the report to standard error")
     add("--dataset-info", type=Path, metavar="FILE", help="LLaMA-Factory's dataset_info.json")
     add("--format", choices=FORMATS, help="of inputs given as paths (default: told from the columns)")
     add("--chat-template", metavar="NAME", help="of several that the model brings (default: default)")
@@ -50,7 +55,12 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--mask-history", action="store_true", help="of the assistant's turns only the last is a target")
     add("--no-eos", action="store_true", help="do not end plain text and completions with eos_token")
     add("--cutoff-len", type=int, metavar="TOKENS", help="of a document (default: any length)")
-    add("--overlong", choices=OVERLONG, help="what becomes of longer ones (default: split plain text, truncate others)")
+    add(
+        "--overlong",
+        choices=OVERLONG,
+        help="what becomes of longer ones (default: split plain text, truncate others; keep-text: leave plain text "
+        "to layerstream, which splits it where rows end)",
+    )
     add("--on-bad-line", choices=("error", "skip"), default="error", help="unusable records (default error)")
     add("--mix-strategy", choices=mixing.STRATEGIES, default=mixing.CONCAT, help="of several inputs (default concat)")
     add("--interleave-probs", metavar="P,P,...", help="one for each input (default: equal)")
@@ -141,16 +151,20 @@ def find_template(arguments: argparse.Namespace, tokenizer: HfTokenizer) -> Chat
     return tokenizer.make_template(source, variables, str(path))
 
 
-def run(arguments: argparse.Namespace) -> list[str]:
+def run(arguments: argparse.Namespace) -> Result:
     settings = read_settings(arguments)
     datasets = find_datasets(arguments)
     tokenizer = HfTokenizer(arguments.tokenizer)
-    return prepare(datasets, tokenizer, find_template(arguments, tokenizer), settings, arguments.output)
+    place = OutputPlace(arguments.output, arguments.cache)
+    return prepare(datasets, tokenizer, find_template(arguments, tokenizer), settings, place)
 
 
 def main(arguments: list[str] | None = None) -> None:
+    parsed = parse_arguments(arguments)
     try:
-        lines = run(parse_arguments(arguments))
+        result = run(parsed)
     except (PrepareError, OSError) as error:
         sys.exit(f"prepare_data: {error}")
-    print("\n".join(lines))
+    print("\n".join(result.lines), file=sys.stderr if parsed.print_shards else sys.stdout)
+    if parsed.print_shards:
+        print("\n".join(map(str, result.shards)))

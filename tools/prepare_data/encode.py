@@ -9,7 +9,7 @@ from .errors import PrepareError, RecordError
 from .formats import Chat, Completion, Sample, Text
 from .hf_tokenizer import HfTokenizer
 
-OVERLONG = ("split", "truncate", "drop", "error")
+OVERLONG = ("keep-text", "split", "truncate", "drop", "error")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +34,10 @@ class EncodeSettings:
 class Encoder:
     def __init__(self, tokenizer: HfTokenizer, template: ChatTemplate | None, settings: EncodeSettings):
         self._tokenizer, self._template, self._settings = tokenizer, template, settings
+
+    @property
+    def largest_id(self) -> int:
+        return self._tokenizer.largest_id
 
     def encode(self, sample: Sample) -> Document:
         """Throws RecordError, PrepareError for special tokens that the tokenizer lacks."""
@@ -106,7 +110,7 @@ def mask_of_spans(offsets: list[tuple[int, int]], spans: list[tuple[int, int]]) 
 def fit(document: Document, cutoff_len: int | None, overlong: str) -> list[Document]:
     """The documents that one of any length becomes; none if it is dropped. Throws RecordError."""
     length = len(document.ids)
-    if cutoff_len is None or length <= cutoff_len:
+    if cutoff_len is None or length <= cutoff_len or overlong == "keep":
         return [document]
     if overlong == "error":
         raise RecordError(f"{length} tokens are more than the cutoff_len of {cutoff_len}")

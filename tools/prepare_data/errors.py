@@ -1,5 +1,7 @@
 """What can go wrong, in two kinds: a record may be left out, anything else ends the run."""
 
+import sys
+
 
 class PrepareError(Exception):
     """The run cannot go on; says where and what to do."""
@@ -10,4 +12,6 @@ class RecordError(Exception):
 
 
 def needs_package(package: str, purpose: str) -> PrepareError:
-    return PrepareError(f"{purpose} needs the Python package {package}; install it with: pip install {package}")
+    return PrepareError(
+        f"{purpose} needs the Python package {package}; install it with: {sys.executable} -m pip install {package}"
+    )

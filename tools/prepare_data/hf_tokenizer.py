@@ -9,6 +9,8 @@ from typing import Any
 from .chat_template import ChatTemplate
 from .errors import PrepareError, needs_package
 from .json_file import read_json
+from .llama_tokenizer import apply_llama_class
+from .token_texts import text_of_token
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 FILES = (
@@ -17,6 +19,7 @@ FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
+    "config.json",
 )
 
 
@@ -26,12 +29,13 @@ class HfTokenizer:
     def __init__(self, directory: Path):
         self.directory = directory
         self._config = _read_json(directory / "tokenizer_config.json") or {}
-        self._tokenizer = _load_tokenizer(directory / "tokenizer.json")
+        self._tokenizer = _load_tokenizer(directory, self._config)
         self._add_tokens_of_config()
         given = {**(_read_json(directory / "special_tokens_map.json") or {}), **self._config}
         self.special_tokens = {
             name: _content(given[name]) for name in SPECIAL_TOKENS if given.get(name) is not None
         }
+        self._add_special_tokens(given)
         self._before, self._after = self._affixes()
 
     def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -60,6 +64,16 @@ class HfTokenizer:
 
     def token_of(self, token_id: int) -> str:
         return self._tokenizer.id_to_token(token_id)
+
+    def texts(self) -> list[str]:
+        """Of all tokens, by id; empty where an id has none."""
+        is_byte_level = '"ByteLevel"' in json.dumps(json.loads(self._tokenizer.to_str())["decoder"])
+        texts = [""] * (self.largest_id + 1)
+        for token, token_id in self._tokenizer.get_vocab(with_added_tokens=True).items():
+            texts[token_id] = text_of_token(token, is_byte_level)
+        for token_id, token in self._tokenizer.get_added_tokens_decoder().items():
+            texts[token_id] = token.content
+        return texts
 
     @property
     def largest_id(self) -> int:
@@ -110,21 +124,32 @@ class HfTokenizer:
             raise PrepareError(f"{path}: chat_template must be a string or a list of name and template") from None
 
     def _add_tokens_of_config(self) -> None:
-        """Tokens that tokenizer_config.json has and tokenizer.json lacks."""
-        from tokenizers import AddedToken
-
+        """Tokens that tokenizer_config.json has and tokenizer.json lacks, or has with other flags."""
+        present = self._added_tokens()
         entries = self._config.get("added_tokens_decoder", {})
         for token_id, entry in sorted(entries.items(), key=lambda item: int(item[0])):
-            if self._tokenizer.token_to_id(entry["content"]) is not None:
-                continue
-            flags = {k: entry[k] for k in ("lstrip", "rstrip", "single_word", "normalized") if k in entry}
-            self._tokenizer.add_tokens([AddedToken(entry["content"], special=entry.get("special", False), **flags)])
-            got = self._tokenizer.token_to_id(entry["content"])
-            if got != int(token_id):
+            token, had = _added_token(entry), self._tokenizer.token_to_id(entry["content"])
+            if repr(token) != repr(present.get(token.content)):
+                self._tokenizer.add_tokens([token])
+            got = self._tokenizer.token_to_id(token.content)
+            if had is None and got != int(token_id):
                 raise PrepareError(
-                    f"{self.directory / 'tokenizer_config.json'}: added_tokens_decoder: '{entry['content']}' has id "
+                    f"{self.directory / 'tokenizer_config.json'}: added_tokens_decoder: '{token.content}' has id "
                     f"{token_id}, but tokenizer.json leaves {got} for it"
                 )
+
+    def _add_special_tokens(self, given: dict) -> None:
+        """Special tokens are never cut, also where tokenizer.json has them among the words of its vocabulary."""
+        present = self._added_tokens()
+        for value in [given.get(name) for name in SPECIAL_TOKENS] + list(given.get("additional_special_tokens") or []):
+            entry = value if isinstance(value, dict) else {"content": value}
+            content = entry["content"]
+            if content is not None and content not in present and self._tokenizer.token_to_id(content) is not None:
+                self._tokenizer.add_tokens([_added_token({**entry, "special": True})])
+
+    def _added_tokens(self) -> dict:
+        """By content."""
+        return {token.content: token for token in self._tokenizer.get_added_tokens_decoder().values()}
 
 
 def _read_json(path: Path) -> Any:
@@ -136,7 +161,16 @@ def _content(token: Any) -> str:
     return token["content"] if isinstance(token, dict) else token
 
 
-def _load_tokenizer(path: Path):
+def _added_token(entry: dict):
+    """Of an entry with flags beside its content."""
+    from tokenizers import AddedToken
+
+    names = ("lstrip", "rstrip", "single_word", "normalized", "special")
+    return AddedToken(entry["content"], **{name: entry[name] for name in names if name in entry})
+
+
+def _load_tokenizer(directory: Path, config: dict):
+    path = directory / "tokenizer.json"
     try:
         from tokenizers import Tokenizer
     except ImportError:
@@ -148,6 +182,7 @@ def _load_tokenizer(path: Path):
             "writes for a model with another kind of tokenizer"
         )
     _keep_whole_offsets(description.get("post_processor"))
+    apply_llama_class(description, config, _read_json(directory / "config.json") or {})
     try:
         tokenizer = Tokenizer.from_str(json.dumps(description))
     except Exception as error:  # noqa: BLE001 - the library raises nothing more specific

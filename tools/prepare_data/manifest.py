@@ -6,21 +6,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from .errors import PrepareError
+from .json_file import write_json
 
 NAME = ".prepare_data.json"
 
 
-def hash_of_file(path: Path) -> str:
+def hash_of_file(path: Path, read: Callable[[int], None] = lambda count: None) -> str:
+    """`read` is told how many bytes were read, block by block."""
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
+                read(len(block))
     except OSError as error:
         raise PrepareError(f"{path}: {error.strerror}") from None
     return digest.hexdigest()
@@ -74,6 +76,4 @@ def clear(directory: Path, manifest: dict) -> None:
 
 
 def write(directory: Path, manifest: dict) -> None:
-    partial = directory / f"{NAME}.partial"
-    partial.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(partial, directory / NAME)
+    write_json(directory / NAME, manifest, indent=1)

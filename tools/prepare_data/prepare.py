@@ -9,14 +9,15 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-from . import manifest, mixing
+from . import lock, manifest, mixing, token_texts
 from .chat_template import ChatTemplate
 from .encode import Encoder, EncodeSettings, fit
 from .errors import PrepareError, RecordError
 from .formats import RecordFormat, Text, detect_format
 from .hf_tokenizer import FILES, HfTokenizer
-from .report import DatasetReport
-from .shards import id_bytes, plan_shards, shard_name, write_shard
+from .progress import Progress
+from .report import DatasetReport, report_lines
+from .shards import id_bytes, plan_shards, shard_bytes, shard_name, write_shard
 from .sources import RawRecord, find_files, read_records
 from .spool import Spool
 
@@ -26,6 +27,9 @@ class Dataset:
     name: str
     files: list[Path]
     format: RecordFormat | None  # None: told from the first record of each file
+
+    def bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.files)
 
 
 def make_dataset(name: str, path: Path, record_format: RecordFormat | None) -> Dataset:
@@ -44,15 +48,33 @@ class Settings:
     max_shard_bytes: int = 1 << 32
 
 
+@dataclasses.dataclass(frozen=True)
+class OutputPlace:
+    """One of both."""
+
+    directory: Path | None = None
+    cache: Path | None = None  # of directories that are named by the content of their shards
+
+    def directory_for(self, content_hash: str) -> Path:
+        return self.directory or self.cache / content_hash[:32]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    shards: list[Path]
+    lines: list[str]  # what to tell the user
+
+
 class DatasetReader:
     """Puts the documents of a dataset into a spool."""
 
-    def __init__(self, encoder: Encoder, settings: Settings):
-        self._encoder, self._settings = encoder, settings
+    def __init__(self, encoder: Encoder, settings: Settings, progress: Progress):
+        self._encoder, self._settings, self._progress = encoder, settings, progress
 
     def read(self, dataset: Dataset, spool: Spool) -> DatasetReport:
         """Throws PrepareError with the place for the first bad record, unless those are skipped."""
-        report = DatasetReport(dataset.name)
+        report, done = DatasetReport(dataset.name), 0
+        self._progress.begin(f"{dataset.name}: tokenizing", dataset.bytes())
         for path in dataset.files:
             record_format = dataset.format
             for record in read_records(path):
@@ -64,6 +86,8 @@ class DatasetReader:
                     self._add(record, record_format, spool, report)
                 except RecordError as error:
                     self._note_bad(f"{record.place}: {error}", report)
+                self._progress.at(done + record.end, f"{report.records} records")
+            done += path.stat().st_size
         spool.finish()
         return report
 
@@ -92,8 +116,12 @@ class DatasetReader:
         report.documents += len(kept)
 
     def _overlong_of(self, sample, record: RawRecord, record_format: RecordFormat) -> str:
-        overlong = self._settings.overlong or ("split" if isinstance(sample, Text) else "truncate")
-        if overlong == "split" and not isinstance(sample, Text):
+        overlong, is_text = self._settings.overlong, isinstance(sample, Text)
+        if overlong is None:
+            return "split" if is_text else "truncate"
+        if overlong == "keep-text":
+            return "keep" if is_text else "truncate"
+        if overlong == "split" and not is_text:
             raise PrepareError(
                 f"{record.place}: --overlong split is for plain text, this record is {record_format.name}; choose "
                 "truncate, drop or error"
@@ -101,7 +129,29 @@ class DatasetReader:
         return overlong
 
 
-def describe(datasets: list[Dataset], tokenizer: HfTokenizer, template: ChatTemplate | None, settings: Settings):
+def hash_files(datasets: list[Dataset], progress: Progress) -> list[list[dict]]:
+    """[dataset][file]"""
+    done = 0
+
+    def read(count: int) -> None:
+        nonlocal done
+        done += count
+        progress.at(done)
+
+    progress.begin("hashing the datasets", sum(dataset.bytes() for dataset in datasets))
+    return [
+        [{"file": path.name, "sha256": manifest.hash_of_file(path, read)} for path in dataset.files]
+        for dataset in datasets
+    ]
+
+
+def describe(
+    datasets: list[Dataset],
+    tokenizer: HfTokenizer,
+    template: ChatTemplate | None,
+    settings: Settings,
+    progress: Progress,
+) -> dict:
     """All that the tokens depend on, by content: not where files lie."""
     template_source = template.source if template else None
     description = {
@@ -111,9 +161,9 @@ def describe(datasets: list[Dataset], tokenizer: HfTokenizer, template: ChatTemp
             {
                 "name": dataset.name,
                 "format": dataclasses.asdict(dataset.format) if dataset.format else None,
-                "files": [{"file": path.name, "sha256": manifest.hash_of_file(path)} for path in dataset.files],
+                "files": files,
             }
-            for dataset in datasets
+            for dataset, files in zip(datasets, hash_files(datasets, progress))
         ],
         "tokenizer": manifest.hash_of_files(tokenizer.directory / name for name in FILES),
         "chat_template": template_source,
@@ -126,36 +176,60 @@ def describe(datasets: list[Dataset], tokenizer: HfTokenizer, template: ChatTemp
 
 
 def prepare(
-    datasets: list[Dataset], tokenizer: HfTokenizer, template: ChatTemplate | None, settings: Settings, output: Path
-) -> list[str]:
-    """Writes the shards unless they are there already. Returns what to tell the user, line by line."""
-    description = describe(datasets, tokenizer, template, settings)
+    datasets: list[Dataset],
+    tokenizer: HfTokenizer,
+    template: ChatTemplate | None,
+    settings: Settings,
+    place: OutputPlace,
+) -> Result:
+    """Writes the shards unless they are there already."""
+    progress = Progress()
+    description = describe(datasets, tokenizer, template, settings, progress)
     content_hash = manifest.hash_of_description(description)
+    output = place.directory_for(content_hash)
+    if found := _up_to_date(output, content_hash):
+        return found
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PrepareError(f"{output}: {error.strerror}; give another directory, that can be written") from None
+    with lock.locked(output):
+        if found := _up_to_date(output, content_hash):  # by the run that this one has waited for
+            return found
+        made = _make(datasets, Encoder(tokenizer, template, settings.encode), settings, output, progress)
+        token_texts.write(output, tokenizer.texts())
+        manifest.write(output, {"hash": content_hash, "made_from": description, **made})
+    return _result(output, made)
+
+
+def _up_to_date(output: Path, content_hash: str) -> Result | None:
     before = manifest.read(output)
-    if manifest.is_up_to_date(output, before, content_hash):
-        return [f"{output}: up to date, nothing to do"]
-    output.mkdir(parents=True, exist_ok=True)
+    if not manifest.is_up_to_date(output, before, content_hash):
+        return None
+    return _result(output, before, f"{output}: up to date, nothing to do")
+
+
+def _result(output: Path, made: dict, *lines: str) -> Result:
+    shards = [output / shard["file"] for shard in made["shards"]]
+    return Result(shards, [*lines, *report_lines(made["datasets"], made["shards"], output)])
+
+
+def _make(datasets: list[Dataset], encoder: Encoder, settings: Settings, output: Path, progress: Progress) -> dict:
+    """What the manifest says of datasets and shards."""
     with contextlib.ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".spool-", dir=output)))
-        reader = DatasetReader(Encoder(tokenizer, template, settings.encode), settings)
-        spools, reports = [], []
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=lock.SPOOL_PREFIX, dir=output)))
+        reader = DatasetReader(encoder, settings, progress)
+        spools, figures = [], []
         for number, dataset in enumerate(datasets):
             spools.append(Spool(directory / str(number)))
             stack.callback(spools[-1].close)
-            reports.append(reader.read(dataset, spools[-1]))
+            figures.append(reader.read(dataset, spools[-1]).figures())
         order = _order(datasets, spools, settings)
-        manifest.clear(output, before)
-        shards = _write_shards(output, spools, order, id_bytes(tokenizer.largest_id), settings.max_shard_bytes)
-    manifest.write(
-        output,
-        {
-            "hash": content_hash,
-            "made_from": description,
-            "datasets": [report.figures() for report in reports],
-            "shards": shards,
-        },
-    )
-    return [line for report in reports for line in report.lines()] + _summary(output, datasets, order, shards)
+        for number, of_dataset in enumerate(figures):
+            of_dataset["taken"] = sum(1 for drawn, _ in order if drawn == number)
+        manifest.clear(output, manifest.read(output))
+        shards = _write_shards(output, spools, order, id_bytes(encoder.largest_id), settings.max_shard_bytes, progress)
+    return {"datasets": figures, "shards": shards}
 
 
 def _order(datasets: list[Dataset], spools: list[Spool], settings: Settings) -> list:
@@ -168,25 +242,22 @@ def _order(datasets: list[Dataset], spools: list[Spool], settings: Settings) -> 
     return mixing.mix(counts, settings.mix_strategy, settings.probabilities, settings.seed)
 
 
-def _write_shards(output: Path, spools: list[Spool], order: list, bytes_of_id: int, max_bytes: int) -> list:
-    plan = plan_shards([spools[spool].length(index) for spool, index in order], bytes_of_id, max_bytes)
-    return [
-        write_shard(
-            output / shard_name(number, len(plan)), spools, order[documents.start : documents.stop], bytes_of_id
+def _write_shards(
+    output: Path, spools: list[Spool], order: list, bytes_of_id: int, max_bytes: int, progress: Progress
+) -> list:
+    lengths = [spools[spool].length(index) for spool, index in order]
+    plan = plan_shards(lengths, bytes_of_id, max_bytes)
+    progress.begin(f"{output}: writing", shard_bytes(lengths, bytes_of_id))
+    shards, done = [], 0
+    for number, documents in enumerate(plan):
+        shards.append(
+            write_shard(
+                output / shard_name(number, len(plan)),
+                spools,
+                order[documents.start : documents.stop],
+                bytes_of_id,
+                lambda size, before=done: progress.at(before + size),
+            )
         )
-        for number, documents in enumerate(plan)
-    ]
-
-
-def _summary(output: Path, datasets: list[Dataset], order: list, shards: list) -> list[str]:
-    lines = []
-    if len(datasets) > 1:
-        for number, dataset in enumerate(datasets):
-            taken = sum(1 for drawn, _ in order if drawn == number)
-            lines.append(f"{dataset.name}: {taken} of {len(order)} documents ({taken / len(order):.1%})")
-    tokens, targets = (sum(shard[key] for shard in shards) for key in ("tokens", "targets"))
-    lines.append(
-        f"{output}: {len(order)} documents, {tokens} tokens, {targets} targets ({targets / tokens:.1%}) in "
-        f"{len(shards)} shard{'s' if len(shards) > 1 else ''}"
-    )
-    return lines
+        done += shards[-1]["bytes"]
+    return shards

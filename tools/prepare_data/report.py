@@ -33,6 +33,7 @@ class DatasetReport:
             "name": self.name,
             "records": self.records,
             "bad": self.bad,
+            "bad_examples": self.examples,
             "without_targets": self.without_targets,
             "dropped_overlong": self.dropped_overlong,
             "truncated": self.truncated,
@@ -41,26 +42,44 @@ class DatasetReport:
             "length_percentiles": percentiles(self.lengths),
         }
 
-    def lines(self) -> list[str]:
-        notes = [
-            f"{count} {what}"
-            for count, what in (
-                (self.bad, "unusable, left out"),
-                (self.without_targets, "without a target, dropped"),
-                (self.dropped_overlong, "overlong, dropped"),
-                (self.truncated, "overlong, truncated"),
-                (self.split, "overlong, split"),
-            )
-            if count
+
+def report_lines(datasets: Sequence[dict], shards: Sequence[dict], output: object) -> list[str]:
+    """For people, of what a manifest holds: figures of the datasets, each with the documents of it that the shards
+    have as "taken", and of the shards."""
+    documents, tokens, targets = (sum(shard[key] for shard in shards) for key in ("documents", "tokens", "targets"))
+    told = [line for figures in datasets for line in _dataset_lines(figures)]
+    if len(datasets) > 1:
+        told += [
+            f"{figures['name']}: {figures['taken']} of {documents} documents ({figures['taken'] / documents:.1%})"
+            for figures in datasets
         ]
-        lines = [f"{self.name}: {self.records} records, {self.documents} documents" + "".join(f"; {n}" for n in notes)]
-        lines += [f"  {example}" for example in self.examples]
-        if self.bad > len(self.examples):
-            lines.append(f"  and {self.bad - len(self.examples)} more")
-        if self.lengths:
-            shares = ", ".join(f"{_name(p)} {length}" for p, length in percentiles(self.lengths).items())
-            lines.append(f"  tokens of a record: {shares}")
-        return lines
+    told.append(
+        f"{output}: {documents} documents, {tokens} tokens, {targets} targets ({targets / tokens:.1%}) in "
+        f"{len(shards)} shard{'s' if len(shards) > 1 else ''}"
+    )
+    return told
+
+
+def _dataset_lines(figures: dict) -> list[str]:
+    notes = [
+        f"; {figures[key]} {what}"
+        for key, what in (
+            ("bad", "unusable, left out"),
+            ("without_targets", "without a target, dropped"),
+            ("dropped_overlong", "overlong, dropped"),
+            ("truncated", "overlong, truncated"),
+            ("split", "overlong, split"),
+        )
+        if figures[key]
+    ]
+    told = [f"{figures['name']}: {figures['records']} records, {figures['documents']} documents{''.join(notes)}"]
+    told += [f"  {example}" for example in figures["bad_examples"]]
+    if figures["bad"] > len(figures["bad_examples"]):
+        told.append(f"  and {figures['bad'] - len(figures['bad_examples'])} more")
+    if figures["length_percentiles"]:
+        shares = ", ".join(f"{_name(p)} {length}" for p, length in figures["length_percentiles"].items())
+        told.append(f"  tokens of a record: {shares}")
+    return told
 
 
 def percentiles(lengths: Sequence[int]) -> dict:

@@ -7,7 +7,7 @@ import os
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .spool import Spool
@@ -39,8 +39,20 @@ def shard_name(number: int, count: int) -> str:
     return f"tokens-{number + 1:05}-of-{count:05}.safetensors"
 
 
-def write_shard(path: Path, spools: Sequence[Spool], documents: Sequence[tuple], bytes_of_id: int) -> dict:
-    """Documents are (spool, index). The file has its name only once it is complete. Returns its figures."""
+def shard_bytes(lengths: Sequence[int], bytes_of_id: int) -> int:
+    """Of the tensors."""
+    return sum(lengths) * (bytes_of_id + _MASK_BYTES) + (len(lengths) + 1) * _OFFSET_BYTES
+
+
+def write_shard(
+    path: Path,
+    spools: Sequence[Spool],
+    documents: Sequence[tuple],
+    bytes_of_id: int,
+    written: Callable[[int], None] = lambda count: None,
+) -> dict:
+    """Documents are (spool, index). The file has its name only once it is complete; `written` is told its size as it
+    grows. Returns its figures."""
     offsets = array("q", [0])
     for spool, index in documents:
         offsets.append(offsets[-1] + spools[spool].length(index))
@@ -50,10 +62,12 @@ def write_shard(path: Path, spools: Sequence[Spool], documents: Sequence[tuple],
         file.write(_little_endian(offsets))
         for spool, index in documents:
             file.write(_little_endian(array("H" if bytes_of_id == 2 else "i", spools[spool].ids(index))))
+            written(file.tell())
         for spool, index in documents:
             mask = spools[spool].mask(index)
             targets += mask.count(1)
             file.write(mask)
+            written(file.tell())
         size = file.tell()
     os.replace(partial, path)
     return {

@@ -18,6 +18,7 @@ UNREADABLE = {".csv", ".tsv", ".arrow", ".gz", ".bz2", ".xz", ".zst", ".zip", ".
 class RawRecord:
     place: str  # file:line; file: record n where there are no lines
     value: Any  # a RecordError if the line could not be read
+    end: int  # bytes of the file that are read by now
 
 
 def find_files(path: Path) -> list[Path]:
@@ -68,22 +69,25 @@ def _parse(text: str) -> Any:
 
 def _read_text(path: Path) -> Iterator[RawRecord]:
     """The whole file is one document."""
+    data = path.read_bytes()
     try:
-        yield RawRecord(f"{path}:1", {"text": _decode(path.read_bytes())})
+        yield RawRecord(f"{path}:1", {"text": _decode(data)}, len(data))
     except RecordError as error:
-        yield RawRecord(f"{path}:1", error)
+        yield RawRecord(f"{path}:1", error, len(data))
 
 
 def _read_json_lines(path: Path) -> Iterator[RawRecord]:
+    end = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
+            end += len(line)
             if not line.strip():
                 continue
             place = f"{path}:{number}"
             try:
-                yield RawRecord(place, _parse(_decode(line)))
+                yield RawRecord(place, _parse(_decode(line)), end)
             except RecordError as error:
-                yield RawRecord(place, error)
+                yield RawRecord(place, error, end)
 
 
 def _read_json(path: Path) -> Iterator[RawRecord]:
@@ -99,7 +103,7 @@ def _read_json(path: Path) -> Iterator[RawRecord]:
 
 
 def _read_json_list(path: Path, text: str) -> Iterator[RawRecord]:
-    decoder, position, line, counted = json.JSONDecoder(), 0, 1, 0
+    decoder, position, line, counted, bytes_in_all = json.JSONDecoder(), 0, 1, 0, path.stat().st_size
 
     def skip_space(begin: int) -> int:
         while begin < len(text) and text[begin] in " \t\r\n":
@@ -120,7 +124,7 @@ def _read_json_list(path: Path, text: str) -> Iterator[RawRecord]:
             value, end = decoder.raw_decode(text, position)
         except json.JSONDecodeError as error:
             raise broken(error.pos, error.msg) from None
-        yield RawRecord(f"{path}:{line}", value)
+        yield RawRecord(f"{path}:{line}", value, bytes_in_all * end // len(text))
         position = skip_space(end)
         if text[position : position + 1] == ",":
             position = skip_space(position + 1)
@@ -136,12 +140,13 @@ def _read_parquet(path: Path) -> Iterator[RawRecord]:
         import pyarrow.parquet
     except ImportError:
         raise needs_package("pyarrow", f"{path}: Parquet") from None
-    number = 0
+    number, bytes_in_all = 0, path.stat().st_size
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
+            records = file.metadata.num_rows
             for batch in file.iter_batches(batch_size=1024):
                 for row in batch.to_pylist():
                     number += 1
-                    yield RawRecord(f"{path}: record {number}", row)
+                    yield RawRecord(f"{path}: record {number}", row, bytes_in_all * number // records)
     except pyarrow.ArrowException as error:
         raise PrepareError(f"{path}: not readable as Parquet: {error}") from None
