@@ -14,5 +14,7 @@ void add_doctor(CLI::App& program);
 void add_export(CLI::App& program);
 void add_generate(CLI::App& program);
 void add_inspect_data(CLI::App& program);
+void add_report(CLI::App& program);
+void add_compare(CLI::App& program);
 
 }  // namespace layerstream::cli

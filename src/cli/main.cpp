@@ -15,6 +15,8 @@ int main(int argc, char** argv) {
   cli::add_train(program);
   cli::add_plan(program);
   cli::add_replan(program);
+  cli::add_report(program);
+  cli::add_compare(program);
   cli::add_calibrate(program);
   cli::add_doctor(program);
   cli::add_export(program);

@@ -13,6 +13,7 @@
 #include "engine/machine_table.hpp"
 #include "engine/planner.hpp"
 #include "engine/trainer.hpp"
+#include "io/dataset_preparation.hpp"
 #include "ops/runtime.hpp"
 #include "profiles/hardware/shipped_profiles.hpp"
 
@@ -82,6 +83,19 @@ void print_memory(const ModelSpec& spec, const RunConfig& run, Device& device, c
   std::cout << fmt::format("  fits: host has {} ({})\n", format_bytes(host.bytes), host.bound_by);
 }
 
+/// Of the training data in host memory; nothing is prepared for it.
+std::size_t bytes_of_data(const RunConfig& run, std::int64_t vocab_size) {
+  const std::optional<std::vector<std::string>> inputs = io::ready_inputs(run, io::DataRole::train);
+  if (!inputs) {
+    std::cout << "data    not counted: the dataset is tokenized when the run begins\n";
+    return 0;
+  }
+  if (inputs->empty()) return 0;
+  io::DatasetOptions options = io::dataset_options(run, vocab_size);
+  options.inputs = *inputs;
+  return io::Dataset::load(options).bytes();
+}
+
 void plan(const PlanOptions& options) {
   const LoadedConfig config = options.config.load();
   if (options.config.print_if_asked(config)) return;
@@ -90,11 +104,7 @@ void plan(const PlanOptions& options) {
   const ModelSpec spec = parse_hf_config(text.text, text.path);
 
   const ops::Runtime runtime;
-  std::optional<io::Dataset> dataset;
-  if (!config.run.train_file.empty()) {
-    dataset = io::Dataset::load(io::dataset_options(config.run, spec.vocab_size));
-  }
-  const std::size_t data_bytes = dataset ? dataset->bytes() : 0;
+  const std::size_t data_bytes = bytes_of_data(config.run, spec.vocab_size);
   if (options.machines) {
     std::cout << machine_table(spec, config.run, data_bytes) << std::flush;
     return;

@@ -1,41 +1,10 @@
-#include <fmt/ranges.h>
-
 #include <algorithm>
-#include <cmath>
 
-#include "core/config.hpp"
-#include "core/config_problems.hpp"
-#include "core/config_schema.hpp"
+#include "core/config_namer.hpp"
+#include "core/weight_decay_rule.hpp"
 
 namespace layerstream {
 namespace {
-
-/// Names keys as "key = value (place)".
-class Namer {
- public:
-  Namer(const RunConfig& run, const ConfigOrigins& origins)
-      : run_(run), origins_(origins), schema_(config_schema()) {}
-
-  const std::vector<ConfigField>& schema() const { return schema_; }
-
-  std::string operator()(std::string_view key) const {
-    const auto origin = origins_.find(key);
-    return fmt::format("{} = {} ({})", key, value(key),
-                       origin == origins_.end() ? "default" : origin->second);
-  }
-
-  /// As YAML.
-  std::string value(std::string_view key) const {
-    const auto field = std::ranges::find(schema_, key, &ConfigField::key);
-    LAYERSTREAM_EXPECT(field != schema_.end(), "no configuration key {}", key);
-    return field->show(run_);
-  }
-
- private:
-  const RunConfig& run_;
-  const ConfigOrigins& origins_;
-  std::vector<ConfigField> schema_;
-};
 
 /// A key that belongs to some attention patterns.
 struct AttentionKey {
@@ -77,84 +46,6 @@ void check_attention(const RunConfig& run, const Namer& name, ConfigProblems& pr
       "{} is full attention here: {} leave out no key of the first {} tokens of a document, and {}; set "
       "attention_pattern: full, or lower what is too large",
       name("attention_pattern"), span, dense, name("cutoff_len"));
-}
-
-/// A key of lr_scheduler_kwargs, and the schedules that use it.
-struct LrSchedulerKey {
-  std::string_view name;
-  std::vector<std::string_view> schedules;
-};
-
-std::vector<LrSchedulerKey> lr_scheduler_keys() {
-  return {{"lr_scheduler_kwargs.num_cycles",
-           {"cosine", "cosine_with_restarts", "cosine_with_min_lr", "warmup_stable_decay"}},
-          {"lr_scheduler_kwargs.power", {"polynomial"}},
-          {"lr_scheduler_kwargs.lr_end", {"polynomial"}},
-          {"lr_scheduler_kwargs.min_lr", {"cosine_with_min_lr"}},
-          {"lr_scheduler_kwargs.min_lr_rate", {"cosine_with_min_lr"}},
-          {"lr_scheduler_kwargs.timescale", {"inverse_sqrt"}},
-          {"lr_scheduler_kwargs.num_stable_steps", {"warmup_stable_decay"}},
-          {"lr_scheduler_kwargs.num_decay_steps", {"warmup_stable_decay"}},
-          {"lr_scheduler_kwargs.min_lr_ratio", {"warmup_stable_decay"}},
-          {"lr_scheduler_kwargs.warmup_type", {"warmup_stable_decay"}},
-          {"lr_scheduler_kwargs.decay_type", {"warmup_stable_decay"}}};
-}
-
-void check_lr_scheduler_owners(const Namer& name, ConfigProblems& problems) {
-  for (const LrSchedulerKey& key : lr_scheduler_keys()) {
-    const bool given = name.value(key.name) != "null";
-    const bool used =
-        std::ranges::find(key.schedules, name.value("lr_scheduler_type")) != key.schedules.end();
-    if (!given || used) continue;
-    problems.add("{} means nothing with {}; drop it, or set lr_scheduler_type: {}", name(key.name),
-                 name("lr_scheduler_type"), fmt::join(key.schedules, " or "));
-  }
-}
-
-/// transformers divides what is below the peak rate by it, so there must be something above.
-void check_below_peak(std::string_view key, double rate, const RunConfig& run, const Namer& name,
-                      ConfigProblems& problems) {
-  if (rate < run.learning_rate) return;
-  problems.add("{} with {} must be below {}; lower the one or raise the other", name(key),
-               name("lr_scheduler_type"), name("learning_rate"));
-}
-
-void check_lr_scheduler(const RunConfig& run, const Namer& name, ConfigProblems& problems) {
-  check_lr_scheduler_owners(name, problems);
-  const LrSchedulerKwargs& kwargs = run.lr_scheduler_kwargs;
-  switch (run.lr_scheduler_type) {
-    case SchedulerType::cosine_with_restarts:
-      if (kwargs.num_cycles && *kwargs.num_cycles != std::floor(*kwargs.num_cycles)) {
-        problems.add("{} with {} must be a whole number: the times that the rate falls",
-                     name("lr_scheduler_kwargs.num_cycles"), name("lr_scheduler_type"));
-      }
-      return;
-    case SchedulerType::cosine_with_min_lr:
-      if (kwargs.min_lr.has_value() == kwargs.min_lr_rate.has_value()) {
-        problems.add("{} needs one of {} and {}; set one", name("lr_scheduler_type"),
-                     name("lr_scheduler_kwargs.min_lr"), name("lr_scheduler_kwargs.min_lr_rate"));
-      }
-      if (kwargs.min_lr) {
-        check_below_peak("lr_scheduler_kwargs.min_lr", *kwargs.min_lr, run, name, problems);
-      }
-      return;
-    case SchedulerType::polynomial:
-      check_below_peak("lr_scheduler_kwargs.lr_end", kwargs.lr_end.value_or(default_lr_end), run, name,
-                       problems);
-      return;
-    case SchedulerType::warmup_stable_decay:
-      if (!kwargs.num_decay_steps) {
-        problems.add("{} needs lr_scheduler_kwargs.num_decay_steps: the steps of its decay",
-                     name("lr_scheduler_type"));
-      }
-      if (kwargs.num_cycles && kwargs.decay_type.value_or(LrCurve::cosine) != LrCurve::cosine) {
-        problems.add("{} means nothing with {}; drop it, or set lr_scheduler_kwargs.decay_type: cosine",
-                     name("lr_scheduler_kwargs.num_cycles"), name("lr_scheduler_kwargs.decay_type"));
-      }
-      return;
-    default:
-      return;
-  }
 }
 
 bool tokens_of_a_step_overflow(const RunConfig& run) {
@@ -201,6 +92,13 @@ void check_config(const RunConfig& run, const ConfigOrigins& origins) {
   }
   check_attention(run, name, problems);
   check_lr_scheduler(run, name, problems);
+  check_data(run, name, problems);
+  check_evaluation(run, name, problems);
+  for (const std::string& rule : run.weight_decay_rules) {
+    if (parse_weight_decay_rule(rule)) continue;
+    problems.add("{}: \"{}\" is no rule; write \"pattern=decay\", with a decay of 0 or more",
+                 name("weight_decay_rules"), rule);
+  }
   if (tokens_of_a_step_overflow(run)) {
     problems.add("{} x {} x {} tokens of a step overflow 64 bits", name("per_device_train_batch_size"),
                  name("gradient_accumulation_steps"), name("cutoff_len"));

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -101,23 +102,28 @@ struct RealRange {
   bool max_included = true;
 };
 
+inline std::string text_of(RealRange range) {
+  std::string text = fmt::format("{} {}", range.min_included ? ">=" : ">", range.min);
+  if (range.max != infinity) text += fmt::format(" and {} {}", range.max_included ? "<=" : "<", range.max);
+  return text;
+}
+
+inline bool contains(RealRange range, double value) {
+  const bool above = range.min_included ? value >= range.min : value > range.min;
+  const bool below = range.max_included ? value <= range.max : value < range.max;
+  return above && below && value < infinity;
+}
+
 template <class Member>
 ConfigField real(Name name, Member member, RealRange range) {
-  std::string allowed = fmt::format("number {} {}", range.min_included ? ">=" : ">", range.min);
-  if (range.max != infinity) {
-    allowed += fmt::format(" and {} {}", range.max_included ? "<=" : "<", range.max);
-  }
-  ConfigField result = field(std::move(name), std::move(allowed));
+  ConfigField result = field(std::move(name), "number " + text_of(range));
   result.assign = [member](RunConfig& run, const ConfigValue& value) {
     const auto parsed = is_scalar(value) ? parse_real(value.text) : std::nullopt;
     if (parsed) std::invoke(member, run) = *parsed;
     return parsed.has_value();
   };
   result.in_range = [member, range](const RunConfig& run) {
-    const double value = held(std::invoke(member, run));
-    const bool above = range.min_included ? value >= range.min : value > range.min;
-    const bool below = range.max_included ? value <= range.max : value < range.max;
-    return above && below && value < infinity;
+    return contains(range, held(std::invoke(member, run)));
   };
   result.show = [member](const RunConfig& run) { return format_real(held(std::invoke(member, run))); };
   return result;
@@ -157,28 +163,54 @@ inline ConfigField text(Name name, std::string RunConfig::*member, std::string a
   return result;
 }
 
-inline ConfigField path_list(Name name, std::vector<std::string> RunConfig::*member) {
-  ConfigField result = field(std::move(name), "a path, or a list of paths");
+/// A list of non-empty texts; a single one stands for the list of it.
+inline ConfigField text_list(Name name, std::vector<std::string> RunConfig::*member, std::string allowed) {
+  ConfigField result = field(std::move(name), std::move(allowed));
   result.assign = [member](RunConfig& run, const ConfigValue& value) {
-    std::vector<std::string> paths;
-    if (is_scalar(value)) paths.push_back(value.text);
+    std::vector<std::string> texts;
+    if (value.kind == ConfigValue::Kind::map) return false;
+    if (is_scalar(value)) texts.push_back(value.text);
     for (const ConfigValue& item : value.items) {
       if (!is_scalar(item)) return false;
-      paths.push_back(item.text);
+      texts.push_back(item.text);
     }
-    if (value.kind == ConfigValue::Kind::map) return false;
-    run.*member = std::move(paths);
+    run.*member = std::move(texts);
     return true;
   };
   result.in_range = [member](const RunConfig& run) {
-    for (const std::string& path : run.*member) {
-      if (path.empty()) return false;
-    }
-    return true;
+    return std::ranges::none_of(run.*member, &std::string::empty);
   };
   result.show = [member](const RunConfig& run) {
     std::string list;
-    for (const std::string& path : run.*member) list += (list.empty() ? "" : ", ") + format_string(path);
+    for (const std::string& item : run.*member) list += (list.empty() ? "" : ", ") + format_string(item);
+    return "[" + list + "]";
+  };
+  return result;
+}
+
+inline ConfigField path_list(Name name, std::vector<std::string> RunConfig::*member) {
+  return text_list(std::move(name), member, "a path, or a list of paths");
+}
+
+inline ConfigField real_list(Name name, std::vector<double> RunConfig::*member, RealRange range) {
+  ConfigField result = field(std::move(name), "a list of numbers, each " + text_of(range));
+  result.assign = [member](RunConfig& run, const ConfigValue& value) {
+    std::vector<double> numbers;
+    if (value.kind == ConfigValue::Kind::map) return false;
+    for (const ConfigValue& item : is_scalar(value) ? std::vector{value} : value.items) {
+      const auto parsed = is_scalar(item) ? parse_real(item.text) : std::nullopt;
+      if (!parsed) return false;
+      numbers.push_back(*parsed);
+    }
+    run.*member = std::move(numbers);
+    return true;
+  };
+  result.in_range = [member, range](const RunConfig& run) {
+    return std::ranges::all_of(run.*member, [&](double value) { return contains(range, value); });
+  };
+  result.show = [member](const RunConfig& run) {
+    std::string list;
+    for (const double number : run.*member) list += (list.empty() ? "" : ", ") + format_real(number);
     return "[" + list + "]";
   };
   return result;

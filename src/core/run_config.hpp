@@ -22,6 +22,11 @@ enum class LoopOrder : std::uint8_t { layer_major, micro_batch_major };
 enum class PinMemory : std::uint8_t { automatic, required, off };
 enum class Overlong : std::uint8_t { split, truncate, drop, error };
 enum class OnBadLine : std::uint8_t { error, skip };
+/// How several datasets become one; under: until the first is used up; over: until all are, with repetitions.
+enum class MixStrategy : std::uint8_t { concat, interleave_under, interleave_over };
+enum class EvalStrategy : std::uint8_t { no, steps, epoch };
+/// best: whenever an evaluation finds a lower loss than all before it. The end of a run is always saved.
+enum class SaveStrategy : std::uint8_t { no, steps, epoch, best };
 
 /// Everything a run can be told. Names, meanings and defaults follow Hugging Face's TrainingArguments
 /// where they have the thing, LLaMA-Factory's data keys for data; the keys of the YAML file are the
@@ -35,10 +40,24 @@ struct RunConfig {
 
   // Data
   std::vector<std::string> train_file;       ///< text files, directories, or token shards (.safetensors)
+  std::vector<std::string> validation_file;  ///< the same, held out
   std::int64_t cutoff_len = 2048;            ///< tokens of a row
   bool packing = true;                       ///< several documents in a row; they never attend to each other
   Overlong overlong = Overlong::split;       ///< documents longer than a row
   OnBadLine on_bad_line = OnBadLine::error;  ///< text that is not UTF-8, ids outside the vocabulary
+
+  // Datasets that tools/prepare_data turns into token shards before the run reads them
+  std::vector<std::string> dataset;       ///< files, directories, or names in dataset_info.json
+  std::vector<std::string> eval_dataset;  ///< the same, held out
+  std::string dataset_dir = "data";       ///< holds dataset_info.json
+  std::string tokenizer_name;             ///< a Hugging Face directory; empty: model_name_or_path
+  std::string chat_template;              ///< a Jinja file; empty: the tokenizer's own
+  bool train_on_prompt = false;
+  bool mask_history = false;
+  MixStrategy mix_strategy = MixStrategy::concat;
+  std::vector<double> interleave_probs;  ///< one for each dataset; empty: equal
+  std::string tokenized_path;            ///< where shards are kept; empty: a cache below dataset_dir
+  std::string python = "python3";
 
   // Training
   std::string output_dir;
@@ -53,16 +72,33 @@ struct RunConfig {
   std::int64_t per_device_train_batch_size = 8;
   std::int64_t gradient_accumulation_steps = 1;
   double weight_decay = 0.0;
+  std::vector<std::string>
+      weight_decay_rules;  ///< "pattern=decay", see WeightDecayRule; the last that fits counts
   double adam_beta1 = 0.9;
   double adam_beta2 = 0.999;
   double adam_epsilon = 1e-8;
   double max_grad_norm = 1.0;           ///< 0: no clipping
   std::int64_t max_skipped_steps = 10;  ///< steps with NaN or Inf in a row before the run stops
+  // Steps that are left out because they stand out from those before them (see OutlierFilter); 0: none
+  double skip_loss_zscore = 0.0;
+  double skip_grad_norm_zscore = 0.0;
+
+  // Evaluation
+  EvalStrategy eval_strategy = EvalStrategy::no;
+  std::int64_t eval_steps = 500;
+  bool eval_on_start = false;
+  std::int64_t max_eval_samples = 0;  ///< rows of an evaluation, from the first on; 0: all
+  std::int64_t early_stopping_patience =
+      0;                                  ///< evaluations without a better loss before the run ends; 0: never
+  double early_stopping_threshold = 0.0;  ///< how much better, in nats per token
 
   // Saving and logging
-  std::int64_t logging_steps = 1;      ///< theirs is 500: a line per step is what a long step wants
+  std::int64_t logging_steps = 1;  ///< theirs is 500: a line per step is what a long step wants
+  SaveStrategy save_strategy = SaveStrategy::steps;
   std::int64_t save_steps = 500;       ///< 0: only at the end
-  std::int64_t save_total_limit = 0;   ///< 0: keep all
+  std::int64_t save_total_limit = 0;   ///< 0: keep all; the best and the major ones are kept beside
+  std::int64_t save_major_steps = 0;   ///< checkpoints at its multiples are never removed; 0: none
+  std::vector<std::string> report_to;  ///< csv, tensorboard: beside metrics.jsonl
   std::string resume_from_checkpoint;  ///< a checkpoint directory, or "auto": the newest complete one
 
   // Engine: none of these changes a bit of the result, except compute_dtype, rope, the attention keys and the

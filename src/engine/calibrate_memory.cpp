@@ -179,7 +179,7 @@ double measure_host_adamw(WorkerPool& pool, std::span<std::byte> memory, double 
   const ops::AdamWSlice slice = slice_over(memory);
   HostOptimizer optimizer(pool);
   return static_cast<double>(slice.n) *
-         calls_per_second(budget, [&] { optimizer.update(slice, slice.n, {.learning_rate = 1e-3}); });
+         calls_per_second(budget, [&] { optimizer.update(slice, {.learning_rate = 1e-3}); });
 }
 
 }  // namespace layerstream

@@ -45,7 +45,7 @@ class UpdaterRunner final : public OperationRunner {
 
   void run(const Operation& operation, StreamView stream) override {
     if (operation.kind == OperationKind::update) {
-      optimizer_.update(slab_, slab_.n, settings_);
+      optimizer_.update(slab_, settings_);
       return;
     }
     std::byte* const slot = slots_ + static_cast<std::size_t>(operation.update_slot) * state_bytes * piece_;

@@ -1,7 +1,6 @@
 #include "engine/checkpoint_io.hpp"
 
 #include <array>
-#include <nlohmann/json.hpp>
 
 namespace layerstream {
 namespace {
@@ -40,17 +39,6 @@ std::span<std::byte> piece_of(const Slab& slab, const SlabPart& part, const Para
           static_cast<std::size_t>(parameter.numel()) * size};
 }
 
-std::string state_json(const TrainerState& state) {
-  const nlohmann::ordered_json json{{"global_step", state.global_step},
-                                    {"applied_steps", state.applied_steps},
-                                    {"skipped_in_row", state.skipped_in_row},
-                                    {"tokens_seen", state.tokens_seen},
-                                    {"seed", state.seed},
-                                    {"rows_per_step", state.rows_per_step},
-                                    {"data_hash", state.data_hash}};
-  return json.dump(2) + "\n";
-}
-
 }  // namespace
 
 std::filesystem::path save_checkpoint(const std::filesystem::path& output_dir, const ParameterStore& store,
@@ -81,7 +69,7 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& output_dir, c
     }
     file.finish();
   }
-  writer.text(state_file, state_json(state));
+  writer.text(state_file, to_json(state));
   return writer.commit();
 }
 
@@ -92,19 +80,7 @@ std::uint64_t checkpoint_bytes(const ModelLayout& layout) {
 }
 
 TrainerState read_trainer_state(const io::CheckpointReader& checkpoint) {
-  try {
-    const auto json = nlohmann::json::parse(checkpoint.text(state_file));
-    return {.global_step = json.at("global_step").get<std::int64_t>(),
-            .applied_steps = json.at("applied_steps").get<std::int64_t>(),
-            .skipped_in_row = json.at("skipped_in_row").get<std::int64_t>(),
-            .tokens_seen = json.at("tokens_seen").get<std::int64_t>(),
-            .seed = json.at("seed").get<std::uint64_t>(),
-            .rows_per_step = json.at("rows_per_step").get<std::int64_t>(),
-            .data_hash = json.at("data_hash").get<std::uint64_t>()};
-  } catch (const nlohmann::json::exception& error) {
-    throw FileError(fmt::format("{}: not a trainer state of this program: {}",
-                                checkpoint.path(state_file).string(), error.what()));
-  }
+  return trainer_state_from_json(checkpoint.text(state_file), checkpoint.path(state_file).string());
 }
 
 void load_checkpoint(const io::CheckpointReader& checkpoint, ParameterStore& store,

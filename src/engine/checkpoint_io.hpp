@@ -9,22 +9,10 @@
 
 #include "engine/model_io.hpp"
 #include "engine/parameter_store.hpp"
+#include "engine/trainer_state.hpp"
 #include "io/checkpoint.hpp"
 
 namespace layerstream {
-
-/// Where a run stands, besides its weights and moments. With these numbers, and the data and the
-/// configuration it names, the rest of the run is determined.
-struct TrainerState {
-  std::int64_t global_step = 0;     ///< steps taken through the data, skipped ones included
-  std::int64_t applied_steps = 0;   ///< optimizer updates: AdamW's t
-  std::int64_t skipped_in_row = 0;  ///< steps with NaN or Inf just before
-  std::int64_t tokens_seen = 0;
-  // What the data order depends on.
-  std::uint64_t seed = 0;
-  std::int64_t rows_per_step = 0;
-  std::uint64_t data_hash = 0;  ///< io::Dataset::content_hash
-};
 
 /// What else goes into a checkpoint, so that it can be exported and understood by itself.
 struct CheckpointExtras {

@@ -47,15 +47,16 @@ struct EngineDiagnostics {
   ExecutionObserver* observer = nullptr;
 };
 
-/// Told while an engine is made, from one thread at a time: "allocating host memory", and how much of it is done, in
-/// any unit. May throw.
+/// Told while an engine is made, from one thread at a time: "allocating host memory", and how much of it is
+/// done, in any unit. May throw.
 using EngineProgress = std::function<void(std::string_view phase, std::size_t done, std::size_t total)>;
 
 /// How an engine comes by its memory.
 struct EngineMemory {
   EngineProgress progress = {};
-  /// What Engine::release_state of an engine of the same model and mode gave: resized and taken over, with the state
-  /// that it begins with. Else parameters are zero. If the constructor throws, it still begins with that state.
+  /// What Engine::release_state of an engine of the same model and mode gave: resized and taken over, with
+  /// the state that it begins with. Else parameters are zero. If the constructor throws, it still begins with
+  /// that state.
   std::shared_ptr<HostRegion> state = {};
 };
 
@@ -73,9 +74,9 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// Takes the engine apart. What is returned begins with the state, laid out as ParameterStore does; all else
-  /// that the engine held is free. @pre the host has the state, as after apply_pending. Throws ContractError if
-  /// it has not.
+  /// Takes the engine apart. What is returned begins with the state, laid out as ParameterStore does; all
+  /// else that the engine held is free. @pre the host has the state, as after apply_pending. Throws
+  /// ContractError if it has not.
   static std::shared_ptr<HostRegion> release_state(std::unique_ptr<Engine> engine);
 
   /// Forward, backward and update over all rows. With deferred updates the parameters move when they are
@@ -84,6 +85,9 @@ class Engine {
 
   /// Applies the update that the last step left waiting, if any. To be called before `parameters` is read.
   void apply_pending();
+
+  /// Forgets the update that the last step left waiting: it will have changed nothing. @pre deferred updates.
+  void drop_pending() { pending_.reset(); }
 
   /// Sum of negative log-likelihoods over the rows' targets; no parameter changes.
   double evaluate(std::span<const TokenRow> rows);
@@ -118,6 +122,7 @@ class Engine {
   /// What of the host memory copies can use at full speed.
   const HostPin* host_pin() const { return host_pin_.get(); }
   WorkerPool& pool() { return pool_; }
+  const WeightDecay& weight_decay() const { return decay_; }
   /// What the link and the host's memory can do, measured on the engine's own memory in some 0.1 s. Host
   /// memory keeps its contents. @pre no call of train_step or evaluate yet.
   MeasuredRates measure_rates();
@@ -154,6 +159,7 @@ class Engine {
   std::unique_ptr<HostBuffers> host_buffers_;
   std::unique_ptr<DeviceBuffers> device_buffers_;
   HostOptimizer optimizer_;
+  WeightDecay decay_;
   ops::Libraries libraries_;
   std::unique_ptr<StepRunner> runner_;
   Executor executor_;

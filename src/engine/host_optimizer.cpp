@@ -6,34 +6,36 @@
 
 namespace layerstream {
 
-namespace {
-
-ops::AdamWSlice elements(const ops::AdamWSlice& slab, std::int64_t begin, std::int64_t end) {
-  return {slab.hi + begin,         slab.lo + begin,       slab.exp_avg + begin,
-          slab.exp_avg_sq + begin, slab.gradient + begin, end - begin};
-}
-
-}  // namespace
-
 HostOptimizer::HostOptimizer(WorkerPool& pool, std::int64_t piece_elements)
     : pool_(&pool), piece_elements_(piece_elements) {
   LAYERSTREAM_EXPECT(piece_elements >= 1, "pieces of {} elements", piece_elements);
 }
 
-void HostOptimizer::update(const ops::AdamWSlice& slab, std::int64_t num_matrix,
+void HostOptimizer::update(const ops::AdamWSlice& slab, std::span<const DecayRange> decays,
                            const ops::AdamWSettings& settings) {
-  LAYERSTREAM_EXPECT(num_matrix >= 0 && num_matrix <= slab.n, "{} matrix elements in a slab of {}",
-                     num_matrix, slab.n);
-  const ops::AdamWScalars matrix_scalars = ops::adamw_scalars(settings);
-  const ops::AdamWScalars other_scalars = ops::adamw_scalars(ops::without_decay(settings));
+  LAYERSTREAM_EXPECT(std::ranges::is_sorted(decays, {}, &DecayRange::end) &&
+                         (decays.empty() ? 0 : decays.back().end) == slab.n,
+                     "{} ranges of decay for a slab of {}", decays.size(), slab.n);
+  std::vector<ops::AdamWScalars> scalars;
+  for (const DecayRange& range : decays) {
+    scalars.push_back(ops::adamw_scalars(ops::with_decay(settings, range.decay)));
+  }
   const std::int64_t pieces = (slab.n + piece_elements_ - 1) / piece_elements_;
   pool_->parallel_for(pieces, [&](std::int64_t piece) {
     const std::int64_t begin = piece * piece_elements_;
     const std::int64_t end = std::min(slab.n, begin + piece_elements_);
-    const std::int64_t matrix_end = std::clamp(num_matrix, begin, end);
-    if (begin < matrix_end) ops::adamw_host(elements(slab, begin, matrix_end), matrix_scalars);
-    if (matrix_end < end) ops::adamw_host(elements(slab, matrix_end, end), other_scalars);
+    std::int64_t done = begin;
+    for (std::size_t i = 0; i < decays.size() && done < end; ++i) {
+      const std::int64_t range_end = std::min(decays[i].end, end);
+      if (range_end <= done) continue;
+      ops::adamw_host(ops::elements(slab, done, range_end), scalars[i]);
+      done = range_end;
+    }
   });
+}
+
+void HostOptimizer::update(const ops::AdamWSlice& slab, const ops::AdamWSettings& settings) {
+  update(slab, std::vector<DecayRange>{{.end = slab.n, .decay = settings.weight_decay}}, settings);
 }
 
 }  // namespace layerstream

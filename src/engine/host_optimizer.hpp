@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "core/worker_pool.hpp"
+#include "engine/weight_decay.hpp"
 #include "ops/adamw.hpp"
 
 namespace layerstream {
@@ -19,10 +21,12 @@ class HostOptimizer {
   /// @param pool outlives this object; @param piece_elements at least 1.
   explicit HostOptimizer(WorkerPool& pool, std::int64_t piece_elements = default_piece_elements);
 
-  /// One step, in place; returns when all of the slab is updated. Elements [0, num_matrix) are matrices and
-  /// decayed by settings.weight_decay, the rest (norm weights, biases) are not decayed. Throws ContractError
-  /// unless 0 <= num_matrix <= slab.n.
-  void update(const ops::AdamWSlice& slab, std::int64_t num_matrix, const ops::AdamWSettings& settings);
+  /// One step, in place; returns when all of the slab is updated. @param decays of its elements, instead of
+  /// settings.weight_decay. Throws ContractError unless they ascend and end with slab.n.
+  void update(const ops::AdamWSlice& slab, std::span<const DecayRange> decays,
+              const ops::AdamWSettings& settings);
+  /// All of it decayed by settings.weight_decay.
+  void update(const ops::AdamWSlice& slab, const ops::AdamWSettings& settings);
 
  private:
   WorkerPool* pool_;

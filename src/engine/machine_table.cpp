@@ -37,12 +37,11 @@ DescribedDevice described_device(const HardwareProfile& profile, const RunConfig
   // What the driver keeps for itself.
   constexpr double usable = 0.99;
   const auto bytes = static_cast<std::size_t>(usable * profile.device.memory_bytes.value);
-  return DescribedDevice(
-      {.name = profile.device.name,
-       .memory_limit = std::min(bytes, config.device_memory_limit.value_or(bytes)),
-       .uses_host_memory = profile.device.simulated,
-       .capabilities = {.shares_host_page_tables = profile.link.coherent,
-                        .pageable_memory_access = profile.link.coherent}});
+  return DescribedDevice({.name = profile.device.name,
+                          .memory_limit = std::min(bytes, config.device_memory_limit.value_or(bytes)),
+                          .uses_host_memory = profile.device.simulated,
+                          .capabilities = {.shares_host_page_tables = profile.link.coherent,
+                                           .pageable_memory_access = profile.link.coherent}});
 }
 
 HostBudget described_host(const HardwareProfile& profile, const RunConfig& config) {

@@ -34,8 +34,8 @@ Slab make_slab(const BlockLayout& block, Arena& arena, std::string_view upper, s
 /// The home of weights and optimizer state: a slab for each block.
 class ParameterStore {
  public:
-  /// Lays the slabs out in `host`, whose memory must read as zero, or as what a store of the same layout has left
-  /// there. With a dry arena only bytes are counted. @param layout outlives the store.
+  /// Lays the slabs out in `host`, whose memory must read as zero, or as what a store of the same layout has
+  /// left there. With a dry arena only bytes are counted. @param layout outlives the store.
   ParameterStore(const ModelLayout& layout, Arena& host, bool with_moments = true);
 
   /// What the slabs take of an arena. Their places depend on the layout alone.

@@ -63,11 +63,11 @@ StepMonitor::Seen StepMonitor::after_step(const Schedule& schedule) {
   if (inside && !window_.contains(step_ + 1)) close_window();
   Seen seen;
   if (!timed_ || schedule.operations.empty()) return seen;
-  const std::vector<OperationTime> times = times_.read();
-  seen.report = make_step_report(schedule, times);
+  seen.times = times_.read();
+  seen.report = make_step_report(schedule, seen.times);
   if (inside) {
     seen.trace = trace_directory_ / fmt::format("trace-step{}.json", step_);
-    write_trace(*seen.trace, schedule, times);
+    write_trace(*seen.trace, schedule, seen.times);
   }
   return seen;
 }

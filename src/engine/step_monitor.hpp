@@ -64,6 +64,7 @@ class StepMonitor {
   void before_step(std::int64_t step, bool wanted);
   struct Seen {
     std::optional<StepReport> report;            ///< if it was wanted, or in the window
+    std::vector<OperationTime> times;            ///< what the report was made of, by operation
     std::optional<std::filesystem::path> trace;  ///< of a step of the window
   };
   /// After a step that ran without an exception. @param schedule of it; empty if nothing ran. Throws

@@ -155,7 +155,7 @@ void StepRunner::update(const Operation& operation) {
        .exp_avg_sq = slab.exp_avg_sq + first,
        .gradient = parts_.host_buffers.gradients[home].as<float>() + (first - device.kept(block)),
        .n = slab.num_elements - first},
-      std::max<std::int64_t>(0, slab.num_matrix_elements - first), optimizer_settings_);
+      decays(block, first, slab.num_elements - first), optimizer_settings_);
   parts_.store.bump_version(block);
   ++num_updated_;
 }
@@ -222,13 +222,25 @@ void StepRunner::update_on_device(const Operation& operation, StreamView stream)
   const DeviceUpdate& device = parts_.shape.schedule.device_update;
   const std::int64_t first = device.piece(operation.block, operation.piece).first;
   const ops::AdamWSlice piece = device_piece(operation);
-  const std::int64_t num_matrix =
-      std::clamp<std::int64_t>(parts_.store.slab(operation.block).num_matrix_elements - first, 0, piece.n);
-  ops::adamw_device(context_without_workspace(stream), piece, num_matrix,
-                    ops::adamw_scalars(optimizer_settings_),
-                    ops::adamw_scalars(ops::without_decay(optimizer_settings_)),
-                    device.is_in_place(operation.block) ? device.thread_blocks : 0);
+  const std::vector<DecayRange> ranges = decays(operation.block, first, piece.n);
+  const auto scalars = [&](std::size_t range) {
+    return ops::adamw_scalars(
+        ops::with_decay(optimizer_settings_, ranges[std::min(range, ranges.size() - 1)].decay));
+  };
+  // Two ranges at once: a block's matrices and vectors are one launch.
+  std::int64_t begin = 0;
+  for (std::size_t i = 0; i < ranges.size(); i += 2) {
+    const std::int64_t end = ranges[std::min(i + 1, ranges.size() - 1)].end;
+    ops::adamw_device(context_without_workspace(stream), ops::elements(piece, begin, end),
+                      ranges[i].end - begin, scalars(i), scalars(i + 1),
+                      device.is_in_place(operation.block) ? device.thread_blocks : 0);
+    begin = end;
+  }
   if (operation.update_slot < 0) parts_.store.bump_version(operation.block);
+}
+
+std::vector<DecayRange> StepRunner::decays(int block, std::int64_t first, std::int64_t count) const {
+  return parts_.decay.ranges(block, first, count, optimizer_settings_.weight_decay);
 }
 
 void StepRunner::store_state(const Operation& operation, StreamView stream) {

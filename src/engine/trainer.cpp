@@ -57,7 +57,7 @@ std::string byte_token_warning(const RunConfig& run, const io::DatasetReport& re
     return {};
   return fmt::format(
       "train_file: {} plain text files are read as byte tokens, which mean nothing to {}: it has a "
-      "tokenizer of its own; prepare token shards with that (tools/)",
+      "tokenizer of its own; name them in dataset, which tokenizes with that",
       report.text_files, run.model_name_or_path);
 }
 
@@ -84,7 +84,8 @@ Trainer::Trainer(const LoadedConfig& config, Device& device, const StopRequest& 
     : config_(config), device_(device), stop_(stop), log_(log), diagnostics_(diagnostics) {
   const RunConfig& run = config_.run;
   check_config(config_);
-  require_keys(config_, {"train_file", "output_dir"}, "train");
+  if (io::data_key(run, io::DataRole::train).empty()) require_keys(config_, {"train_file"}, "train");
+  require_keys(config_, {"output_dir"}, "train");
   for (const std::string& warning : thread_warnings(probe_cpus(), OpenMpSettings::of_this_process())) {
     log_.warning("{}", warning);
   }
@@ -106,10 +107,11 @@ Trainer::Trainer(const LoadedConfig& config, Device& device, const StopRequest& 
   read_data();
   plan_steps();
   if (source.checkpoint) adopt_state(*source.checkpoint);
-  if (!shortfall(plan_run(spec_, placed_, device_, dataset_->bytes()).ledger,
+  check_same_held_out_data();
+  if (!shortfall(plan_run(spec_, placed_, device_, data_bytes()).ledger,
                  host_budget(run, host_node(run, device_).node), device_)
            .empty()) {
-    place(dataset_->bytes());
+    place(data_bytes());
   }
   config_.run.chunk_tokens = placed_.chunk_tokens;  // it changes sums: the run's, wherever it goes on
   check_disk_space();
@@ -127,8 +129,12 @@ Trainer::Trainer(const LoadedConfig& config, Device& device, const StopRequest& 
   measure_rates();
   first_step_ = state_.global_step;
   load_state(source);
-  metrics_ = std::make_unique<io::MetricsWriter>(std::filesystem::path(run.output_dir) / "metrics.jsonl",
-                                                 state_.global_step);
+  // Of a run that begins anew nothing that is there counts, not even an evaluation before the first step.
+  metrics_ = std::make_unique<io::RunMetrics>(run.output_dir, run.report_to,
+                                              source.checkpoint ? state_.global_step : -1, log_);
+  planned_ = planned_step(placed_, *engine_, device_, state_.rows_per_step);
+  expect_timeline();
+  write_record();
 }
 
 Trainer::WeightSource Trainer::open_weights() const {
@@ -198,19 +204,38 @@ std::unique_ptr<Engine> Trainer::make_engine(const RunConfig& placed,
 }
 
 void Trainer::read_data() {
-  const RunConfig& run = config_.run;
-  constexpr std::string_view phase = "reading the training data";
-  Heartbeat heartbeat(log_, std::string(phase));
-  io::DatasetOptions options = io::dataset_options(run, spec_.vocab_size);
+  dataset_ = load_data(io::DataRole::train);
+  if (!io::data_key(config_.run, io::DataRole::held_out).empty()) {
+    held_out_ = load_data(io::DataRole::held_out);
+  }
+}
+
+io::Dataset Trainer::load_data(io::DataRole role) {
+  const std::string subject = role == io::DataRole::train ? "data" : "held-out data";
+  const std::string data = role == io::DataRole::train ? "the training data" : "the held-out data";
+  io::DatasetOptions options = io::dataset_options(config_.run, spec_.vocab_size);
+  options.key = io::data_key(config_.run, role);
+  options.inputs = prepared_inputs(role, subject, "preparing " + data);
+  const std::string phase = "reading " + data;
+  Heartbeat heartbeat(log_, phase);
   options.between_pieces = [&](std::int64_t done, std::int64_t total) {
     stop_.throw_if_requested(phase);
     heartbeat.set_done(static_cast<double>(done), static_cast<double>(total));
   };
-  dataset_ = io::Dataset::load(options);
-  log_lines("data", dataset_->report().to_text());
-  const std::string warning = byte_token_warning(run, dataset_->report());
+  io::Dataset dataset = io::Dataset::load(options);
+  log_lines(subject, dataset.report().to_text());
+  const std::string warning = byte_token_warning(config_.run, dataset.report());
   if (!warning.empty()) log_.warning("{}", warning);
   stop_.throw_if_requested(phase);
+  return dataset;
+}
+
+std::vector<std::string> Trainer::prepared_inputs(io::DataRole role, std::string_view subject,
+                                                  const std::string& phase) {
+  const Heartbeat heartbeat(log_, phase);
+  return io::prepared_inputs(config_.run, role, model_config_.path,
+                             {.say = [&](std::string_view line) { log_.info("{}: {}", subject, line); },
+                              .poll = [&] { stop_.throw_if_requested(phase); }});
 }
 
 void Trainer::plan_steps() {
@@ -262,13 +287,23 @@ void Trainer::check_output_directory() const {
 void Trainer::check_disk_space() const {
   const RunConfig& run = config_.run;
   if (done()) return;
-  // Those that are still to come: every save_steps steps, and at the end.
-  std::int64_t saves = 1;
-  if (run.save_steps > 0) {
-    saves = (total_steps_ + run.save_steps - 1) / run.save_steps - state_.global_step / run.save_steps;
+  // Those that are still to come: at multiples of this, and at the end.
+  std::int64_t every = run.save_steps;
+  if (run.save_strategy == SaveStrategy::no) every = 0;
+  if (run.save_strategy == SaveStrategy::epoch) every = order_->steps_per_epoch();
+  if (run.save_strategy == SaveStrategy::best) {
+    every = run.eval_strategy == EvalStrategy::epoch ? order_->steps_per_epoch() : run.eval_steps;
   }
-  io::check_space(run.output_dir, io::required_bytes(run.output_dir, checkpoint_bytes(make_layout(spec_)),
-                                                     run.save_total_limit, saves));
+  const auto multiples_to_come = [&](std::int64_t of) {
+    return of > 0 ? total_steps_ / of - state_.global_step / of : 0;
+  };
+  const std::int64_t saves = multiples_to_come(every) + (every > 0 && total_steps_ % every == 0 ? 0 : 1);
+  const std::uint64_t bytes = checkpoint_bytes(make_layout(spec_));
+  // Kept beside those of the limit: the best, and the major ones.
+  const std::int64_t beside =
+      run.save_total_limit > 0 ? (held_out_ ? 1 : 0) + multiples_to_come(run.save_major_steps) : 0;
+  io::check_space(run.output_dir, io::required_bytes(run.output_dir, bytes, run.save_total_limit, saves) +
+                                      bytes * static_cast<std::uint64_t>(std::min(beside, saves)));
 }
 
 void Trainer::check_same_run(const TrainerState& saved, const std::filesystem::path& place) const {
@@ -301,6 +336,9 @@ void Trainer::warn_of_changed_settings(const io::CheckpointReader& checkpoint) c
   compare("warmup_steps", before.warmup_steps, now.warmup_steps);
   compare("warmup_ratio", before.warmup_ratio, now.warmup_ratio);
   compare("weight_decay", before.weight_decay, now.weight_decay);
+  compare("weight_decay_rules", before.weight_decay_rules, now.weight_decay_rules);
+  compare("skip_loss_zscore", before.skip_loss_zscore, now.skip_loss_zscore);
+  compare("skip_grad_norm_zscore", before.skip_grad_norm_zscore, now.skip_grad_norm_zscore);
   compare("adam_beta1", before.adam_beta1, now.adam_beta1);
   compare("adam_beta2", before.adam_beta2, now.adam_beta2);
   compare("adam_epsilon", before.adam_epsilon, now.adam_epsilon);
@@ -358,6 +396,12 @@ void Trainer::log_banner() const {
             name_of(shape.compute), ops::adamw_host_target(), engine_->pool().num_threads());
   log_.info("steps: {} of {} rows ({} rows an epoch); chunks of up to {} tokens", total_steps_,
             state_.rows_per_step, dataset_->num_rows(), shape.bounds.chunk_tokens);
+  std::string decays;
+  for (const auto& [decay, count] : engine_->weight_decay().groups(shape.layout, run.weight_decay)) {
+    decays += fmt::format("{}{} of {} parameters", decays.empty() ? "" : ", ", decay,
+                          format_count(static_cast<double>(count)));
+  }
+  log_.info("weight decay: {}", decays);
   log_placement();
   log_.info("output: {}", run.output_dir);
 }
@@ -393,6 +437,7 @@ void Trainer::look_at_step(const StepResult& result) {
   report_.reset();
   try {
     StepMonitor::Seen seen = monitor_->after_step(result.num_targets > 0 ? engine_->schedule() : Schedule{});
+    keep_timeline(seen);
     report_ = std::move(seen.report);
     if (seen.trace) log_.info("trace of step {}: {}", state_.global_step, seen.trace->string());
   } catch (const FileError& error) {
@@ -428,18 +473,28 @@ StepResult Trainer::step() {
   std::vector<TokenRow> rows;
   for (const std::int64_t row : wanted.rows) rows.push_back(dataset_->row(row));
 
-  monitor_->before_step(state_.global_step + 1, wants_report(state_.global_step + 1));
+  const std::int64_t next = state_.global_step + 1;
+  monitor_->before_step(next, wants_report(next) || next == timeline_step_);
   const double learning_rate = schedule_->at(state_.global_step);
-  const StepResult result = engine_->train_step(rows, {.adamw = {.learning_rate = learning_rate,
-                                                                 .beta1 = run.adam_beta1,
-                                                                 .beta2 = run.adam_beta2,
-                                                                 .eps = run.adam_epsilon,
-                                                                 .weight_decay = run.weight_decay,
-                                                                 .step = state_.applied_steps + 1},
-                                                       .max_grad_norm = run.max_grad_norm});
+  StepResult result = engine_->train_step(rows, {.adamw = {.learning_rate = learning_rate,
+                                                           .beta1 = run.adam_beta1,
+                                                           .beta2 = run.adam_beta2,
+                                                           .eps = run.adam_epsilon,
+                                                           .weight_decay = run.weight_decay,
+                                                           .step = state_.applied_steps + 1},
+                                                 .max_grad_norm = run.max_grad_norm});
   ++state_.global_step;
   look_at_step(result);
   state_.tokens_seen += result.num_tokens;
+  left_out_.clear();
+  if (result.num_targets == 0) {
+    left_out_ = "no target";
+  } else if (!result.applied) {
+    left_out_ =
+        fmt::format("loss {} and gradient norm {} are not finite in fp32", result.loss, result.grad_norm);
+  } else if (left_out_ = leave_out_outlier(result); !left_out_.empty()) {
+    result.applied = false;
+  }
   if (result.applied) ++state_.applied_steps;
   if (result.applied) {
     state_.skipped_in_row = 0;
@@ -449,31 +504,43 @@ StepResult Trainer::step() {
 
   const double epoch = static_cast<double>(wanted.epoch) + static_cast<double>(wanted.step_in_epoch + 1) /
                                                                static_cast<double>(order_->steps_per_epoch());
-  write_metrics({{"epoch", epoch},
-                 {"loss", result.loss},
-                 {"grad_norm", result.grad_norm},
-                 {"learning_rate", learning_rate},
-                 {"num_tokens", result.num_tokens},
-                 {"num_targets", result.num_targets},
-                 {"applied", result.applied},
-                 {"seconds", seconds_since(start)}});
+  metrics_->write(state_.global_step, {{"epoch", epoch},
+                                       {"loss", result.loss},
+                                       {"grad_norm", result.grad_norm},
+                                       {"learning_rate", learning_rate},
+                                       {"num_tokens", result.num_tokens},
+                                       {"num_targets", result.num_targets},
+                                       {"applied", result.applied},
+                                       {"seconds", seconds_since(start)}});
   return result;
 }
 
-void Trainer::write_metrics(std::initializer_list<io::Metric> metrics) {
-  if (!metrics_) return;
-  try {
-    metrics_->write(state_.global_step, metrics);
-  } catch (const FileError& error) {
-    // Hours of training weigh more than their log.
-    log_.warning("{}; this run goes on without metrics", error.what());
-    metrics_.reset();
-  }
+/// Drops the step's update if the step stands out. @return why; empty if it does not
+std::string Trainer::leave_out_outlier(const StepResult& result) {
+  const RunConfig& run = config_.run;
+  std::string why;
+  const auto look = [&](std::string_view key, double threshold, std::string_view name, double value,
+                        RecentValues& recent) {
+    if (threshold == 0.0) return;
+    const std::optional<double> zscore = recent.zscore(value);
+    recent.add(value);
+    if (!zscore || *zscore <= threshold) return;
+    why +=
+        fmt::format("{}{} {} lies {:.1f} standard deviations above the last {} ({}: {})",
+                    why.empty() ? "" : " and ", name, value, *zscore, RecentValues::window, key, threshold);
+  };
+  look("skip_loss_zscore", run.skip_loss_zscore, "loss", result.loss, state_.recent_losses);
+  look("skip_grad_norm_zscore", run.skip_grad_norm_zscore, "gradient norm", result.grad_norm,
+       state_.recent_grad_norms);
+  if (!why.empty()) engine_->drop_pending();
+  return why;
 }
 
 std::filesystem::path Trainer::save() {
   try {
-    return write_checkpoint();
+    const std::filesystem::path path = write_checkpoint();
+    write_record();
+    return path;
   } catch (const FileError& error) {
     throw Error(
         fmt::format("the checkpoint of step {} could not be written, earlier ones are as they were: {}",
@@ -495,6 +562,7 @@ std::filesystem::path Trainer::write_checkpoint() {
 std::filesystem::path Trainer::write_checkpoint(const ParameterStore& store) {
   const RunConfig& run = config_.run;
   Heartbeat heartbeat(log_, "saving a checkpoint");
+  note_checkpoint();
   const CheckpointExtras extras{.config_json = model_config_.text,
                                 .run_yaml = config_yaml(run),
                                 .companions = run.model_name_or_path.empty()
@@ -503,8 +571,11 @@ std::filesystem::path Trainer::write_checkpoint(const ParameterStore& store) {
   const std::filesystem::path path =
       save_checkpoint(run.output_dir, store, state_, extras, std::make_shared<io::FileSystem>(),
                       [&](int done, int total) { heartbeat.set_done(done, total); });
-  if (run.save_total_limit > 0) io::prune(run.output_dir, run.save_total_limit, state_.global_step);
-  log_.info("saved {}", path.string());
+  const std::optional<std::int64_t> best = link_best_checkpoint();
+  io::prune(run.output_dir,
+            {.limit = run.save_total_limit, .best = best, .major_steps = run.save_major_steps},
+            state_.global_step);
+  log_.info("saved {}{}", path.string(), best == state_.global_step ? ", the best so far" : "");
   return path;
 }
 
@@ -518,6 +589,12 @@ TrainingEnd Trainer::run() {
   } window_end{*monitor_};
   TrainingEnd end{.global_step = state_.global_step, .last_loss = 0.0, .checkpoint = {}};
   bool saved = false;
+  // Of a step whose evaluation an earlier process had no time for.
+  const bool evaluated_anew = evaluate_if_due();
+  if (evaluated_anew && state_.global_step > 0) {
+    note_checkpoint();
+    link_best_checkpoint();
+  }
   while (!done() && !stop_.requested()) {
     replan_if_asked();
     if (stop_.requested()) break;
@@ -530,18 +607,17 @@ TrainingEnd Trainer::run() {
     end.last_loss = result.loss;
     saved = false;
     if (!result.applied && result.num_targets == 0) {
-      log_.warning("step {}: no target; nothing was changed", state_.global_step);
+      log_.warning("step {}: {}; nothing was changed", state_.global_step, left_out_);
     } else if (!result.applied) {
-      log_.warning(
-          "step {}: loss {} and gradient norm {} are not finite in fp32; nothing was changed ({} such "
-          "steps in a row, {} end the run)",
-          state_.global_step, result.loss, result.grad_norm, state_.skipped_in_row, run.max_skipped_steps);
+      log_.warning("step {}: {}; nothing was changed ({} such steps in a row, {} end the run)",
+                   state_.global_step, left_out_, state_.skipped_in_row, run.max_skipped_steps);
       if (state_.skipped_in_row >= run.max_skipped_steps) {
         throw Error(
             fmt::format(
-                "{} steps in a row had no finite gradient; checkpoints in {} are as they were. Resume "
+                "{} steps in a row were left out, the last one because {}; checkpoints in {} are as "
+                "they were. Resume "
                 "from the last good one with a lower learning_rate, or look at the data of these steps",
-                state_.skipped_in_row, run.output_dir),
+                state_.skipped_in_row, left_out_, run.output_dir),
             exit_code::not_finite);
       }
     }
@@ -552,20 +628,26 @@ TrainingEnd Trainer::run() {
                                      .mfu = mfu(result, seconds)}));
     }
     log_alarms();
-    if (run.save_steps > 0 && state_.global_step % run.save_steps == 0) {
+    evaluate_if_due();
+    if (checkpoint_is_due()) {
       end.checkpoint = save();
       saved = true;
     }
   }
   monitor_->close_window();  // a checkpoint is no part of it
   end.interrupted = !done();
-  if (!saved && state_.global_step > end.global_step) end.checkpoint = save();
+  const bool has_news = state_.global_step > end.global_step || (evaluated_anew && done());
+  if (!saved && has_news) end.checkpoint = save();
   if (end.interrupted) {
     log_.warning("{} received: stopped after step {}; {}", stop_.signal_name(), state_.global_step,
                  end.checkpoint.empty() ? "no step was done, nothing to save"
                                         : "run again with resume_from_checkpoint: auto");
   }
   end.global_step = state_.global_step;
+  if (const auto& best = state_.evaluation.best_checkpoint) {
+    log_.info("best checkpoint: {}, eval loss {:.4f}",
+              (std::filesystem::path(run.output_dir) / io::best_name).string(), best->loss);
+  }
   return end;
 }
 

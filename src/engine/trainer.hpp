@@ -13,9 +13,11 @@
 #include "engine/engine.hpp"
 #include "engine/lr_schedule.hpp"
 #include "engine/replan.hpp"
+#include "engine/run_record.hpp"
 #include "engine/step_monitor.hpp"
 #include "io/dataset.hpp"
-#include "io/metrics.hpp"
+#include "io/dataset_preparation.hpp"
+#include "io/run_metrics.hpp"
 #include "io/sampler.hpp"
 #include "model/hf_config.hpp"
 
@@ -45,7 +47,11 @@ class Trainer {
 
   /// One optimizer step. @pre not done().
   StepResult step();
-  bool done() const { return state_.global_step >= total_steps_; }
+  /// All steps are taken, or evaluations have ended the run.
+  bool done() const { return state_.global_step >= total_steps_ || state_.evaluation.stopped_early; }
+  /// Measures the held-out loss if eval_strategy says so at this step and it was not done yet. @return
+  /// whether it was measured; a stop request cuts it short.
+  bool evaluate_if_due();
   /// Writes a checkpoint of the present state and applies save_total_limit.
   std::filesystem::path save();
   /// Looks for a request for another placement (see ReplanRequests) and carries it out, or logs why not; what
@@ -80,7 +86,27 @@ class Trainer {
   void check_output_directory() const;
   void check_rewind(std::int64_t step) const;
   void warn_of_changed_settings(const io::CheckpointReader& checkpoint) const;
-  void write_metrics(std::initializer_list<io::Metric> metrics);
+  io::Dataset load_data(io::DataRole role);
+  std::vector<std::string> prepared_inputs(io::DataRole role, std::string_view subject,
+                                           const std::string& phase);
+  std::int64_t evaluation_rows() const;
+  bool is_epoch_end() const;
+  bool evaluation_is_due() const;
+  /// Mean over the held-out targets; nothing if a stop was requested.
+  std::optional<double> held_out_loss();
+  void adopt_evaluation(double loss);
+  bool checkpoint_is_due() const;
+  /// That there is, or is about to be, a checkpoint of the present step, which may be the best one.
+  void note_checkpoint();
+  /// Lets checkpoint-best lead to the best one. @return its step, if there is one
+  std::optional<std::int64_t> link_best_checkpoint();
+  void check_same_held_out_data();
+  std::string leave_out_outlier(const StepResult& result);
+  std::size_t data_bytes() const { return dataset_->bytes() + (held_out_ ? held_out_->bytes() : 0); }
+  void expect_timeline();
+  void keep_timeline(const StepMonitor::Seen& seen);
+  void write_record();
+  void leave(std::string_view name, const std::string& text) const;
   void measure_rates();
   bool wants_report(std::int64_t step) const;
   void look_at_step(const StepResult& result);
@@ -105,6 +131,7 @@ class Trainer {
   HfConfigText model_config_;
   ModelSpec spec_;
   std::optional<io::Dataset> dataset_;
+  std::optional<io::Dataset> held_out_;
   std::unique_ptr<io::DataOrder> order_;
   std::unique_ptr<LrSchedule> schedule_;
   std::unique_ptr<StepMonitor> monitor_;
@@ -114,8 +141,11 @@ class Trainer {
   std::optional<ReplanRequests> requests_;
   MeasuredRates rates_;
   std::optional<StepReport> report_;  ///< of the last step
-  std::unique_ptr<io::MetricsWriter> metrics_;
+  std::optional<PlannedStep> planned_;
+  std::int64_t timeline_step_ = 0;  ///< the step that timeline.json is to be of
+  std::unique_ptr<io::RunMetrics> metrics_;
   TrainerState state_;
+  std::string left_out_;  ///< why the last step changed nothing; empty if it did
   std::int64_t total_steps_ = 0;
   std::int64_t first_step_ = 0;  ///< steps done before this run
 };

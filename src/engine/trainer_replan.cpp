@@ -75,7 +75,7 @@ void Trainer::carry_out(const std::string& request) {
     }
     const Ledger& held = engine_->ledger();
     placed =
-        placement_of(wanted.run, dataset_->bytes(),
+        placement_of(wanted.run, data_bytes(),
                      held.total(Space::host) + (device_.uses_host_memory() ? held.total(Space::device) : 0));
   } catch (const std::exception& error) {
     return refuse(error.what());
@@ -94,6 +94,9 @@ void Trainer::carry_out(const std::string& request) {
   }
   config_ = std::move(wanted);
   placed_ = std::move(placed);
+  planned_ = planned_step(placed_, *engine_, device_, state_.rows_per_step);
+  expect_timeline();
+  write_record();
   settle(ReplanRequests::Outcome::applied);
 }
 

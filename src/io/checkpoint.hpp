@@ -97,22 +97,41 @@ class CheckpointReader {
   CheckpointManifest manifest_;
 };
 
-/// save_total_limit: removes the oldest complete checkpoints until `keep` are left; 0 keeps all, and the
-/// newest complete one always stays. To be called after a commit.
+/// Which checkpoints stay.
+struct Retention {
+  std::int64_t limit = 0;                 ///< so many, beside those below; 0: all
+  std::optional<std::int64_t> best = {};  ///< the step of the best one
+  std::int64_t major_steps = 0;           ///< all at its multiples; 0: none
+
+  bool protects(std::int64_t step) const {
+    return step == best || (major_steps > 0 && step % major_steps == 0);
+  }
+};
+
+/// Removes the oldest complete checkpoints until those are left that `retention` wants; the newest complete
+/// one always stays. To be called after a commit.
 /// @param spare a step to keep in any case: the one just committed, which after a resume from an older
 ///   checkpoint need not be the highest
 /// Throws FileError.
-void prune(const std::filesystem::path& output_dir, std::int64_t keep,
+void prune(const std::filesystem::path& output_dir, const Retention& retention,
            std::optional<std::int64_t> spare = std::nullopt,
            const std::shared_ptr<FileSystem>& files = std::make_shared<FileSystem>());
+
+/// The name in output_dir of a symbolic link to the best checkpoint.
+inline constexpr const char* best_name = "checkpoint-best";
+
+/// Lets best_name lead to the checkpoint of a step, or be absent. There is no moment with a wrong one. Throws
+/// FileError, for a file system without symbolic links too.
+void link_best(const std::filesystem::path& output_dir, std::optional<std::int64_t> step,
+               const std::shared_ptr<FileSystem>& files = std::make_shared<FileSystem>());
 
 /// Removes `checkpoint-<n>.tmp` of interrupted saves; gives back its name to a checkpoint that was being
 /// replaced. What cannot be removed stays.
 void remove_leftovers(const std::filesystem::path& output_dir, FileSystem& files);
 
 /// Bytes that `planned_saves` more checkpoints of `checkpoint_bytes` each take at their worst moment beyond
-/// what the existing ones hold, when prune(save_total_limit) follows every save: a new checkpoint is
-/// complete before an old one goes, so that a limit needs room for one more.
+/// what the existing ones hold, when prune({.limit = save_total_limit}) follows every save: a new checkpoint
+/// is complete before an old one goes, so that a limit needs room for one more.
 std::uint64_t required_bytes(const std::filesystem::path& output_dir, std::uint64_t checkpoint_bytes,
                              std::int64_t save_total_limit, std::int64_t planned_saves);
 

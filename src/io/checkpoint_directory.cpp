@@ -1,5 +1,6 @@
 // The checkpoints of an output directory: finding, pruning, room for more.
 #include <algorithm>
+#include <cerrno>
 #include <deque>
 #include <set>
 #include <system_error>
@@ -65,14 +66,19 @@ void remove_leftovers(const fs::path& output_dir, FileSystem& files) {
   }
 }
 
-void prune(const fs::path& output_dir, std::int64_t keep, std::optional<std::int64_t> spare,
+void prune(const fs::path& output_dir, const Retention& retention, std::optional<std::int64_t> spare,
            const std::shared_ptr<FileSystem>& files) {
-  LAYERSTREAM_EXPECT(keep >= 0, "save_total_limit {}", keep);
-  if (keep == 0) return;
+  LAYERSTREAM_EXPECT(retention.limit >= 0 && retention.major_steps >= 0, "limit {}, major steps {}",
+                     retention.limit, retention.major_steps);
+  if (retention.limit == 0) return;
   const std::vector<FoundCheckpoint> found = find_checkpoints(output_dir);
-  std::int64_t left = std::ssize(found);
+  const auto is_protected = [&](const FoundCheckpoint& checkpoint) {
+    return retention.protects(checkpoint.step);
+  };
+  std::int64_t left = std::ssize(found) - std::ranges::count_if(found, is_protected);
   for (const FoundCheckpoint& checkpoint : found) {
-    if (left <= keep) break;
+    if (left <= retention.limit) break;
+    if (is_protected(checkpoint)) continue;
     if (checkpoint.step == spare || checkpoint.step == found.back().step) continue;
     // Under the temporary name a removal that is interrupted leaves nothing that looks like a checkpoint.
     const fs::path doomed = output_dir / checkpoint_name(checkpoint.step, temporary_suffix);
@@ -81,6 +87,21 @@ void prune(const fs::path& output_dir, std::int64_t keep, std::optional<std::int
     remove_tree(*files, doomed);
     --left;
   }
+}
+
+void link_best(const fs::path& output_dir, std::optional<std::int64_t> step,
+               const std::shared_ptr<FileSystem>& files) {
+  const fs::path link = output_dir / best_name;
+  if (!step) {
+    remove_tree(*files, link);
+    return;
+  }
+  const fs::path made = link.string() + std::string(temporary_suffix);
+  remove_tree(*files, made);
+  if (files->symlink(checkpoint_name(*step).c_str(), made.c_str()) != 0) {
+    throw system_error(made, "making a symbolic link", errno);
+  }
+  rename(*files, made, link);
 }
 
 std::uint64_t required_bytes(const fs::path& output_dir, std::uint64_t checkpoint_bytes,

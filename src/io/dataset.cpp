@@ -17,7 +17,7 @@ namespace {
 constexpr std::int32_t no_target = -100;
 
 TokenStore read_inputs(const DatasetOptions& options, DatasetReport& report) {
-  const std::vector<InputFile> files = find_input_files(options.inputs, report);
+  const std::vector<InputFile> files = find_input_files(options.inputs, report, options.key);
   TokenStore store(options.vocab_size);
   std::int64_t text_tokens = 0;
   std::int64_t total_bytes = 0;
@@ -40,9 +40,9 @@ TokenStore read_inputs(const DatasetOptions& options, DatasetReport& report) {
     }
     if (options.vocab_size < ByteTokenizer::vocab_size) {
       throw ConfigError(
-          fmt::format("train_file: '{}' is text, whose byte tokens need a vocab_size of {}, but the "
+          fmt::format("{}: '{}' is text, whose byte tokens need a vocab_size of {}, but the "
                       "model has {}; enlarge the model's vocabulary or prepare token shards",
-                      file.path.string(), ByteTokenizer::vocab_size, options.vocab_size));
+                      options.key, file.path.string(), ByteTokenizer::vocab_size, options.vocab_size));
     }
     read_text_file(file, options.on_bad_line, store, report, piece_done);
     done_bytes += file.bytes;
@@ -73,8 +73,7 @@ Dataset Dataset::load(const DatasetOptions& options) {
     if (options.between_pieces) options.between_pieces(1, 1);
   });
   if (dataset.num_rows() == 0) {
-    throw FileError("train_file: no row with a token to predict in the training data\n" +
-                    dataset.report_.to_text());
+    throw FileError(options.key + ": no row with a token to predict\n" + dataset.report_.to_text());
   }
   return dataset;
 }
@@ -140,9 +139,12 @@ std::string Dataset::row_place(std::int64_t i) const {
   return fmt::format("{} to {}", piece_place(pieces.front()), piece_place(pieces.back()));
 }
 
+const TokenSource& Dataset::piece_source(const RowPiece& piece) const {
+  return store_.source(store_.documents()[static_cast<std::size_t>(piece.document)]);
+}
+
 bool Dataset::has_byte_tokens(const RowPiece& piece) const {
-  return store_.source(store_.documents()[static_cast<std::size_t>(piece.document)]).is_text ||
-         store_.vocab_size() == ByteTokenizer::vocab_size;
+  return piece_source(piece).is_text || store_.vocab_size() == ByteTokenizer::vocab_size;
 }
 
 void Dataset::drop_rows_without_targets() {
@@ -184,7 +186,14 @@ double entropy(std::span<const std::int64_t> counts) {
 void Dataset::complete_report(std::int64_t cutoff_len, const std::function<void()>& poll) {
   std::vector<std::int64_t> lengths;
   lengths.reserve(store_.documents().size());
-  for (const StoredDocument& document : store_.documents()) lengths.push_back(document.length);
+  std::int64_t source = -1;  // of the document before: those of a file follow each other
+  for (const StoredDocument& document : store_.documents()) {
+    lengths.push_back(document.length);
+    if (document.source != source) report_.sources.push_back({store_.source(document).path});
+    source = document.source;
+    ++report_.sources.back().documents;
+    report_.sources.back().tokens += document.length;
+  }
   report_.documents = static_cast<std::int64_t>(lengths.size());
   report_.document_tokens = store_.num_tokens();
   report_.document_lengths = length_percentiles(lengths);

@@ -17,6 +17,7 @@ namespace layerstream::io {
 
 struct DatasetOptions {
   std::vector<std::string> inputs;  ///< text files, directories, token shards (*.safetensors)
+  std::string key = "train_file";   ///< of the configuration that names them, for messages
   std::int64_t vocab_size = 0;      ///< of the model
   std::int64_t cutoff_len = 2048;
   bool packing = true;
@@ -27,7 +28,7 @@ struct DatasetOptions {
   std::function<void(std::int64_t bytes_done, std::int64_t bytes_total)> between_pieces = {};
 };
 
-/// The data keys of a run.
+/// The data keys of a run, with train_file for inputs.
 DatasetOptions dataset_options(const RunConfig& config, std::int64_t vocab_size);
 
 /// Training data: rows of tokens, built on demand from compact storage. Immutable after load.
@@ -55,7 +56,8 @@ class Dataset {
   std::span<const RowPiece> row_pieces(std::int64_t i) const { return rows_.row(i); }
   /// "corpus.txt: tokens 0 to 2047", or the document alone where the piece is all of it.
   std::string piece_place(const RowPiece& piece) const;
-  /// Whether the piece's tokens are those of the byte tokenizer for sure.
+  const TokenSource& piece_source(const RowPiece& piece) const;
+  /// Whether the piece's tokens are those of the byte tokenizer: for sure of text, else by the vocabulary.
   bool has_byte_tokens(const RowPiece& piece) const;
 
   const DatasetReport& report() const { return report_; }

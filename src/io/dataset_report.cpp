@@ -21,6 +21,18 @@ void append_places(std::string& text, std::string_view what, const Places& place
   if (more > 0) fmt::format_to(std::back_inserter(text), "    and {} more\n", more);
 }
 
+/// One file is told by the line before.
+void append_sources(std::string& text, const std::vector<SourceCounts>& sources) {
+  constexpr std::size_t shown = 10;
+  if (sources.size() < 2) return;
+  const auto out = std::back_inserter(text);
+  for (std::size_t i = 0; i < std::min(shown, sources.size()); ++i) {
+    fmt::format_to(out, "    {}: {} documents, {} tokens\n", sources[i].path, sources[i].documents,
+                   sources[i].tokens);
+  }
+  if (sources.size() > shown) fmt::format_to(out, "    and {} more files\n", sources.size() - shown);
+}
+
 }  // namespace
 
 LengthPercentiles length_percentiles(std::span<const std::int64_t> lengths) {
@@ -39,6 +51,7 @@ std::string DatasetReport::to_text() const {
   const auto out = std::back_inserter(text);
   fmt::format_to(out, "read: {} text files, {} token shards, {} documents, {} tokens\n", text_files,
                  token_shards, documents, document_tokens);
+  append_sources(text, sources);
   fmt::format_to(out, "document lengths in tokens: min {}, p50 {}, p90 {}, p99 {}, max {}\n",
                  document_lengths.p0, document_lengths.p50, document_lengths.p90, document_lengths.p99,
                  document_lengths.max);

@@ -32,6 +32,13 @@ struct LengthPercentiles {
 
 LengthPercentiles length_percentiles(std::span<const std::int64_t> lengths);
 
+/// What came from one file.
+struct SourceCounts {
+  std::string path;
+  std::int64_t documents = 0;
+  std::int64_t tokens = 0;
+};
+
 /// What was read, what became of it, and what was left out, known before step 0.
 struct DatasetReport {
   // What was read
@@ -39,6 +46,7 @@ struct DatasetReport {
   std::int64_t token_shards = 0;
   std::int64_t documents = 0;
   std::int64_t document_tokens = 0;    ///< of all documents, ends of documents included
+  std::vector<SourceCounts> sources;   ///< files that have documents, as they were read
   LengthPercentiles document_lengths;  ///< tokens of a document as read, before `overlong` applies
 
   // What becomes training data

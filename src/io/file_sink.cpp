@@ -93,4 +93,14 @@ void FileSink::finish() {
   finished_ = true;
 }
 
+void replace_file(const std::shared_ptr<FileSystem>& files, const std::filesystem::path& path,
+                  std::string_view text) {
+  std::filesystem::path written = path;
+  written += ".tmp";
+  FileSink sink(files, written);
+  sink.append(text);
+  sink.finish();
+  rename(*files, written, path);
+}
+
 }  // namespace layerstream::io

@@ -56,4 +56,9 @@ class FileSink {
   bool finished_ = false;
 };
 
+/// `text` as the whole content of `path`, which whoever reads it finds as it was before or as it is then.
+/// Throws FileError.
+void replace_file(const std::shared_ptr<FileSystem>& files, const std::filesystem::path& path,
+                  std::string_view text);
+
 }  // namespace layerstream::io

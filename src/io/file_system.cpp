@@ -43,6 +43,10 @@ int FileSystem::rename(const char* from, const char* to) {
 int FileSystem::exchange(const char* a, const char* b) {
   return ::renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE);
 }
+int FileSystem::symlink(const char* target, const char* path) {
+  return ::symlink(target, path);
+}
+
 int FileSystem::unlink(const char* path) {
   return ::unlink(path);
 }

@@ -35,6 +35,7 @@ class FileSystem {
   virtual int rename(const char* from, const char* to);
   /// renameat2(2) with RENAME_EXCHANGE: both paths exist before and after.
   virtual int exchange(const char* a, const char* b);
+  virtual int symlink(const char* target, const char* path);
   virtual int unlink(const char* path);
   virtual int rmdir(const char* path);
   virtual int statvfs(const char* path, struct ::statvfs* result);

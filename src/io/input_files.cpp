@@ -13,13 +13,13 @@ namespace {
 
 class InputWalk {
  public:
-  explicit InputWalk(DatasetReport& report) : report_(report) {}
+  InputWalk(DatasetReport& report, const std::string& key) : report_(report), key_(key) {}
 
   void add_input(const std::string& input) {
     const fs::path path(input);
-    if (input.empty()) throw ConfigError("train_file: an empty path; name a file or a directory");
+    if (input.empty()) throw ConfigError(key_ + ": an empty path; name a file or a directory");
     if (!fs::exists(fs::symlink_status(path))) {
-      throw FileError(fmt::format("train_file: '{}' does not exist", input));
+      throw FileError(fmt::format("{}: '{}' does not exist", key_, input));
     }
     const fs::file_status status = fs::status(path);
     if (fs::is_directory(status)) {
@@ -27,9 +27,9 @@ class InputWalk {
     } else if (fs::is_regular_file(status)) {
       add_file(path, false);
     } else if (!fs::exists(status)) {
-      throw FileError(fmt::format("train_file: '{}' is a symbolic link to nothing", input));
+      throw FileError(fmt::format("{}: '{}' is a symbolic link to nothing", key_, input));
     } else {
-      throw FileError(fmt::format("train_file: '{}' is neither a file nor a directory", input));
+      throw FileError(fmt::format("{}: '{}' is neither a file nor a directory", key_, input));
     }
   }
 
@@ -77,30 +77,31 @@ class InputWalk {
   void refuse_second_visit(const fs::path& path) {
     const auto [earlier, is_new] = visited_.emplace(fs::canonical(path).native(), path);
     if (is_new) return;
-    throw FileError(fmt::format(
-        "train_file: '{}' is the same as '{}': its documents would count twice; name it once, or raise "
-        "num_train_epochs to repeat all data",
-        path.string(), earlier->second.string()));
+    throw FileError(
+        fmt::format("{}: '{}' is the same as '{}': its documents would count twice; name it once, or raise "
+                    "num_train_epochs to repeat all data",
+                    key_, path.string(), earlier->second.string()));
   }
 
   DatasetReport& report_;
+  const std::string& key_;
   std::vector<InputFile> files_;
   std::map<std::string, fs::path> visited_;  // canonical path -> path by which it was reached
 };
 
 }  // namespace
 
-std::vector<InputFile> find_input_files(const std::vector<std::string>& inputs, DatasetReport& report) {
+std::vector<InputFile> find_input_files(const std::vector<std::string>& inputs, DatasetReport& report,
+                                        const std::string& key) {
   if (inputs.empty()) {
-    throw ConfigError(
-        "train_file: no training data; name text files, directories or token shards (.safetensors)");
+    throw ConfigError(key + ": no data; name text files, directories or token shards (.safetensors)");
   }
-  InputWalk walk(report);
+  InputWalk walk(report, key);
   try {
     for (const std::string& input : inputs) walk.add_input(input);
   } catch (const fs::filesystem_error& error) {
     throw FileError(
-        fmt::format("train_file: cannot read '{}': {}", error.path1().string(), error.code().message()));
+        fmt::format("{}: cannot read '{}': {}", key, error.path1().string(), error.code().message()));
   }
   return walk.take_files();
 }

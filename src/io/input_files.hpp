@@ -23,7 +23,9 @@ using PieceCallback = std::function<void(std::int64_t bytes_of_file)>;
 /// The files that `inputs` (files and directories) stand for: inputs in the order given, each directory
 /// walked recursively, its files in the byte order of their paths. Within directories, hidden entries and
 /// special files are left out and noted in `report`; symbolic links are followed. Throws ConfigError if there
-/// is no input, FileError for a missing path or a file that is reached twice.
-std::vector<InputFile> find_input_files(const std::vector<std::string>& inputs, DatasetReport& report);
+/// is no input, FileError for a missing path or a file that is reached twice. @param key of the configuration
+/// that names the inputs, for messages.
+std::vector<InputFile> find_input_files(const std::vector<std::string>& inputs, DatasetReport& report,
+                                        const std::string& key = "train_file");
 
 }  // namespace layerstream::io

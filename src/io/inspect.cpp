@@ -27,24 +27,27 @@ std::string escaped(const std::string& text) {
   return result;
 }
 
-std::string text_of(std::int32_t id, bool is_byte_token, const InspectOptions& options) {
-  if (is_byte_token) return ByteTokenizer::token_text(id);
-  return options.token_text ? escaped(options.token_text(id)) : std::string();
+/// The text of an id that is a token of `piece`.
+std::string text_of(const Dataset& dataset, const RowPiece& piece, std::int32_t id,
+                    const InspectOptions& options) {
+  const TokenSource& source = dataset.piece_source(piece);
+  std::string text;
+  if (!source.is_text && options.token_text) text = escaped(options.token_text(source.path, id));
+  if (text.empty() && dataset.has_byte_tokens(piece)) text = ByteTokenizer::token_text(id);
+  return text;
 }
 
 /// One line per token of row tokens [begin, end), which lie in one piece that begins at `piece_begin`.
 void append_tokens(std::string& text, const TokenRow& row, std::int64_t piece_begin, std::int64_t end,
-                   bool is_byte_token, const InspectOptions& options) {
+                   const std::function<std::string(std::int32_t)>& text_of_id) {
   const auto out = std::back_inserter(text);
   for (std::int64_t i = piece_begin; i < end; ++i) {
     const auto index = static_cast<std::size_t>(i);
     const std::int32_t target = row.targets[index];
     const bool is_trained_on = i > piece_begin && row.targets[index - 1] >= 0;
-    const std::string prediction =
-        target < 0 ? "-" : fmt::format("{} {}", target, text_of(target, is_byte_token, options));
+    const std::string prediction = target < 0 ? "-" : fmt::format("{} {}", target, text_of_id(target));
     fmt::format_to(out, "{:>8} {:>8} {:>8}  {:<20} {:<7} {}\n", i, i - piece_begin, row.input_ids[index],
-                   text_of(row.input_ids[index], is_byte_token, options), is_trained_on ? "yes" : "no",
-                   prediction);
+                   text_of_id(row.input_ids[index]), is_trained_on ? "yes" : "no", prediction);
   }
 }
 
@@ -60,8 +63,8 @@ void append_row(std::string& text, const Dataset& dataset, std::int64_t i, const
   for (const RowPiece& piece : dataset.row_pieces(i)) {
     if (begin >= shown) break;
     fmt::format_to(out, "-- {} ({} tokens)\n", dataset.piece_place(piece), piece.length);
-    append_tokens(text, row, begin, std::min(begin + piece.length, shown), dataset.has_byte_tokens(piece),
-                  options);
+    append_tokens(text, row, begin, std::min(begin + piece.length, shown),
+                  [&](std::int32_t id) { return text_of(dataset, piece, id, options); });
     begin += piece.length;
   }
   if (shown < row.num_tokens()) fmt::format_to(out, "   and {} more tokens\n", row.num_tokens() - shown);

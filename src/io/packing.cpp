@@ -70,6 +70,11 @@ class RowPacker {
   std::int64_t room_ = 0;  // tokens left in the row begun last
 };
 
+/// Whether the document has a token, but for the first, that nothing is to predict.
+bool has_context(const TokenStore& store, const StoredDocument& document) {
+  return store.count_targets(document.begin + 1, document.begin + document.length) < document.length - 1;
+}
+
 }  // namespace
 
 PackedRows pack_rows(const TokenStore& store, const PackingOptions& options, DatasetReport& report) {
@@ -80,11 +85,12 @@ PackedRows pack_rows(const TokenStore& store, const PackingOptions& options, Dat
   RowPacker packer(options);
   for (std::int64_t i = 0; i < static_cast<std::int64_t>(store.documents().size()); ++i) {
     const StoredDocument& document = store.documents()[static_cast<std::size_t>(i)];
-    if (options.overlong == Overlong::split) {
+    const bool fits = document.length <= options.cutoff_len;
+    if (options.overlong == Overlong::split && !(fits && has_context(store, document))) {
       report.documents_split += packer.lay_split(i, document.length) > 1 ? 1 : 0;
       continue;
     }
-    if (document.length <= options.cutoff_len) {
+    if (fits) {
       packer.lay_whole(i, document.length);
       continue;
     }

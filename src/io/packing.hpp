@@ -45,7 +45,8 @@ class PackedRows {
 /// Lays documents into rows in their order.
 ///
 /// packing: a row takes documents until the next does not fit. With Overlong::split it takes the part that
-/// fits, and the rest of the document continues in the next row as a piece of its own: rows are full.
+/// fits, and the rest of the document continues in the next row as a piece of its own: rows are full. But for
+/// documents that a row can hold and that have tokens which are no targets: those are what the targets answer to.
 /// Otherwise no document lies in two rows. Without packing each document (or part of cutoff_len tokens) is a
 /// row.
 ///

@@ -20,9 +20,9 @@ struct AdamWSettings {
   std::int64_t step = 1;        ///< t, from 1
 };
 
-/// The settings for norm weights and biases, which are not decayed.
-inline AdamWSettings without_decay(AdamWSettings settings) {
-  settings.weight_decay = 0.0;
+/// The settings for parameters of another decay: norm weights and biases have none.
+inline AdamWSettings with_decay(AdamWSettings settings, double weight_decay) {
+  settings.weight_decay = weight_decay;
   return settings;
 }
 
@@ -50,6 +50,16 @@ struct AdamWSlice {
   std::int64_t n;
 };
 
+/// Elements [begin, end) of a slice; a slice without a gradient has none in it either.
+inline AdamWSlice elements(const AdamWSlice& slice, std::int64_t begin, std::int64_t end) {
+  return {.hi = slice.hi + begin,
+          .lo = slice.lo + begin,
+          .exp_avg = slice.exp_avg + begin,
+          .exp_avg_sq = slice.exp_avg_sq + begin,
+          .gradient = slice.gradient == nullptr ? nullptr : slice.gradient + begin,
+          .n = end - begin};
+}
+
 /// One AdamW step (Loshchilov & Hutter, 2019), in place, in exactly this order of IEEE operations:
 ///   g' = s·g;  m = fma(b1, m, (1−b1)·g');  v = fma(b2, v, (1−b2)·(g'·g'));
 ///   d = sqrt(v) / sqrt(1−b2^t) + eps;  p = p + fma(−lr·wd, p, (−lr/(1−b1^t)) · (m / d))
@@ -64,14 +74,14 @@ void adamw_host(const AdamWSlice& slice, const AdamWScalars& scalars);
 void adamw_reference(const AdamWSlice& slice, const AdamWScalars& scalars);
 
 /// The same step for a slice in device memory, ordered on the context's stream, with the same bits. The first
-/// `num_matrix` elements take `matrix`, the others `other` (norm weights and biases, which are not decayed).
+/// `num_leading` elements take `leading`, the others `trailing`: what differs is the decay.
 /// Fastest where the arrays are 16-byte aligned. In a CPU build it is adamw_host on
 /// the calling thread.
 /// @param thread_blocks so many at most, each of which fills half a multiprocessor: for state in host memory,
 /// which few blocks read and write faster than many (benches/results); 0: all that the device takes. Throws
-/// ContractError unless 0 <= num_matrix <= n and thread_blocks >= 0.
-void adamw_device(const Context& context, const AdamWSlice& slice, std::int64_t num_matrix,
-                  const AdamWScalars& matrix, const AdamWScalars& other, int thread_blocks = 0);
+/// ContractError unless 0 <= num_leading <= n and thread_blocks >= 0.
+void adamw_device(const Context& context, const AdamWSlice& slice, std::int64_t num_leading,
+                  const AdamWScalars& leading, const AdamWScalars& trailing, int thread_blocks = 0);
 
 /// Name of the instruction set that adamw_host uses on this CPU ("AVX3", "AVX2", "NEON", "scalar").
 std::string adamw_host_target();

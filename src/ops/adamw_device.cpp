@@ -16,8 +16,8 @@ using detail::Values;
 struct AdamWStep {
   static constexpr int width = 8;
   AdamWSlice slice;
-  std::int64_t num_matrix;
-  AdamWScalars matrix, other;
+  std::int64_t num_leading;
+  AdamWScalars leading, trailing;
 
   template <class Piece>
   KOKKOS_INLINE_FUNCTION void operator()(const Piece& piece) const {
@@ -28,9 +28,9 @@ struct AdamWStep {
     Values<float, n> exp_avg_sq = load_stored(piece, slice.exp_avg_sq);
     const Values<float, n> gradients = load_stored(piece, slice.gradient);
     for (int k = 0; k < n; ++k) {
-      const bool decayed = piece.first + k < num_matrix;
+      const bool is_leading = piece.first + k < num_leading;
       const auto scalar = [&](float AdamWScalars::*member) {
-        return decayed ? matrix.*member : other.*member;
+        return is_leading ? leading.*member : trailing.*member;
       };
       const float gradient = scalar(&AdamWScalars::gradient_scale) * gradients.at[k];
       const float m = Kokkos::fma(scalar(&AdamWScalars::beta1), exp_avg.at[k],
@@ -85,10 +85,10 @@ struct AdamWBlocks {
   }
 };
 
-void run(const Context& context, const AdamWSlice& slice, std::int64_t num_matrix, const AdamWScalars& matrix,
-         const AdamWScalars& other, int thread_blocks) {
+void run(const Context& context, const AdamWSlice& slice, std::int64_t num_leading,
+         const AdamWScalars& leading, const AdamWScalars& trailing, int thread_blocks) {
   const detail::ExecutionSpace& space = detail::execution_space(context);
-  const AdamWStep step{slice, num_matrix, matrix, other};
+  const AdamWStep step{slice, num_leading, leading, trailing};
   const bool aligned = detail::whole_pieces(
       AdamWStep::width, {}, {slice.hi, slice.lo, slice.exp_avg, slice.exp_avg_sq, slice.gradient});
   if (thread_blocks == 0) {
@@ -108,32 +108,23 @@ namespace {
 
 /// On the calling thread: the engine's update lane runs beside the compute lane, and Kokkos' host regions
 /// must not be entered by two threads at once.
-void run(const Context&, const AdamWSlice& slice, std::int64_t num_matrix, const AdamWScalars& matrix,
-         const AdamWScalars& other, int) {
-  AdamWSlice matrices = slice;
-  matrices.n = num_matrix;
-  if (num_matrix > 0) adamw_host(matrices, matrix);
-  if (num_matrix == slice.n) return;
-  adamw_host({.hi = slice.hi + num_matrix,
-              .lo = slice.lo + num_matrix,
-              .exp_avg = slice.exp_avg + num_matrix,
-              .exp_avg_sq = slice.exp_avg_sq + num_matrix,
-              .gradient = slice.gradient + num_matrix,
-              .n = slice.n - num_matrix},
-             other);
+void run(const Context&, const AdamWSlice& slice, std::int64_t num_leading, const AdamWScalars& leading,
+         const AdamWScalars& trailing, int) {
+  if (num_leading > 0) adamw_host(elements(slice, 0, num_leading), leading);
+  if (num_leading < slice.n) adamw_host(elements(slice, num_leading, slice.n), trailing);
 }
 
 }  // namespace
 
 #endif
 
-void adamw_device(const Context& context, const AdamWSlice& slice, std::int64_t num_matrix,
-                  const AdamWScalars& matrix, const AdamWScalars& other, int thread_blocks) {
+void adamw_device(const Context& context, const AdamWSlice& slice, std::int64_t num_leading,
+                  const AdamWScalars& leading, const AdamWScalars& trailing, int thread_blocks) {
   LAYERSTREAM_EXPECT(thread_blocks >= 0, "AdamW by {} thread blocks", thread_blocks);
   LAYERSTREAM_EXPECT(slice.n >= 0, "an AdamW slice of {} parameters", slice.n);
-  LAYERSTREAM_EXPECT(num_matrix >= 0 && num_matrix <= slice.n,
-                     "an AdamW slice of {} parameters of which {} belong to matrices", slice.n, num_matrix);
-  run(context, slice, num_matrix, matrix, other, thread_blocks);
+  LAYERSTREAM_EXPECT(num_leading >= 0 && num_leading <= slice.n,
+                     "an AdamW slice of {} parameters of which {} lead", slice.n, num_leading);
+  run(context, slice, num_leading, leading, trailing, thread_blocks);
 }
 
 }  // namespace layerstream::ops

@@ -1,23 +1,14 @@
 #pragma once
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <poll.h>
-#include <signal.h>
-#include <spawn.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <array>
-#include <cerrno>
 #include <chrono>
-#include <stdexcept>
+#include <csignal>
 #include <string>
 #include <string_view>
 #include <vector>
 
-extern char** environ;
+#include "core/child_process.hpp"
 
 namespace layerstream::test {
 
@@ -32,37 +23,7 @@ struct ChildResult {
 /// The layerstream program as a child process. Killed if it outlives this object, or `patience`.
 class Child {
  public:
-  explicit Child(std::vector<std::string> arguments) {
-    std::array<int, 2> out{};
-    std::array<int, 2> err{};
-    if (::pipe2(out.data(), O_CLOEXEC) != 0 || ::pipe2(err.data(), O_CLOEXEC) != 0) {
-      throw std::runtime_error("pipe2 failed");
-    }
-    arguments.insert(arguments.begin(), LAYERSTREAM_PROGRAM);
-    std::vector<char*> argv;
-    for (std::string& argument : arguments) argv.push_back(argument.data());
-    argv.push_back(nullptr);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
-    posix_spawn_file_actions_adddup2(&actions, err[1], STDERR_FILENO);
-    const int failure = ::posix_spawn(&pid_, LAYERSTREAM_PROGRAM, &actions, nullptr, argv.data(), environ);
-    posix_spawn_file_actions_destroy(&actions);
-    ::close(out[1]);
-    ::close(err[1]);
-    fds_ = {out[0], err[0]};
-    if (failure != 0) throw std::runtime_error("cannot start " LAYERSTREAM_PROGRAM);
-  }
-  ~Child() {
-    for (const int fd : fds_) {
-      if (fd >= 0) ::close(fd);
-    }
-    if (pid_ <= 0) return;
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-  }
-  Child(const Child&) = delete;
-  Child& operator=(const Child&) = delete;
+  explicit Child(std::vector<std::string> arguments) : process_(command(std::move(arguments))) {}
 
   /// Waits until standard error holds `text`; false if the child ends before.
   bool wait_for(std::string_view text) {
@@ -72,51 +33,46 @@ class Child {
     return true;
   }
 
-  void signal(int number) { ::kill(pid_, number); }
+  /// Lets it run for a while, or to its end.
+  void read_for(std::chrono::milliseconds time) {
+    const auto end = std::chrono::steady_clock::now() + time;
+    while (std::chrono::steady_clock::now() < end && read_some(std::chrono::milliseconds(5))) {
+    }
+  }
+
+  void signal(int number) { process_.signal(number); }
 
   ChildResult finish() {
     while (read_some()) {
     }
-    int status = 0;
-    struct rusage usage {};
-    ::wait4(pid_, &status, 0, &usage);
-    pid_ = -1;
-    if (WIFEXITED(status)) result_.exit_code = WEXITSTATUS(status);
-    if (WIFSIGNALED(status)) result_.killed_by = WTERMSIG(status);
-    result_.peak_bytes = static_cast<std::size_t>(usage.ru_maxrss) * 1024;
+    const ChildExit end = process_.wait();
+    result_.exit_code = end.code;
+    result_.killed_by = end.signal;
+    result_.peak_bytes = end.peak_bytes;
     return result_;
   }
 
  private:
   static constexpr std::chrono::seconds patience{120};
 
-  /// Takes what the child has written; false once it has closed both pipes.
-  bool read_some() {
-    std::array<struct pollfd, 2> waits{{{fds_[0], POLLIN, 0}, {fds_[1], POLLIN, 0}}};
-    if (fds_[0] < 0 && fds_[1] < 0) return false;
-    if (::poll(waits.data(), waits.size(), 1000) < 0 && errno != EINTR)
-      throw std::runtime_error("poll failed");
-    if (std::chrono::steady_clock::now() > deadline_) {
-      ADD_FAILURE() << "the program took too long; it said:\n" << result_.err;
-      ::kill(pid_, SIGKILL);
-      return false;
-    }
-    for (std::size_t i = 0; i < waits.size(); ++i) {
-      if (waits[i].revents == 0) continue;
-      std::array<char, 65536> buffer;
-      const ssize_t count = ::read(fds_[i], buffer.data(), buffer.size());
-      if (count > 0) {
-        (i == 0 ? result_.out : result_.err).append(buffer.data(), static_cast<std::size_t>(count));
-      } else if (count == 0) {
-        ::close(fds_[i]);
-        fds_[i] = -1;
-      }
-    }
-    return true;
+  static std::vector<std::string> command(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), LAYERSTREAM_PROGRAM);
+    return arguments;
   }
 
-  pid_t pid_ = -1;
-  std::array<int, 2> fds_{-1, -1};
+  /// Takes what the child has written; false once it has closed both pipes.
+  bool read_some(std::chrono::milliseconds wait = std::chrono::seconds(1)) {
+    if (std::chrono::steady_clock::now() > deadline_) {
+      ADD_FAILURE() << "the program took too long; it said:\n" << result_.err;
+      process_.signal(SIGKILL);
+      return false;
+    }
+    return process_.read_some(wait, [&](ChildProcess::Stream stream, std::string_view bytes) {
+      (stream == ChildProcess::Stream::out ? result_.out : result_.err).append(bytes);
+    });
+  }
+
+  ChildProcess process_;
   ChildResult result_;
   std::chrono::steady_clock::time_point deadline_ = std::chrono::steady_clock::now() + patience;
 };

@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <map>
+
 #include "engine/checkpoint_io.hpp"
 #include "engine/model_io.hpp"
 #include "program_files.hpp"
@@ -124,6 +127,77 @@ TEST_P(Signals, WhileSavingTheSaveIsFinished) {
   EXPECT_LE(found.back().step, 2);
   EXPECT_THAT(result.err, HasSubstr("saved "));
   expect_resume(found.back().step, found.back().step + 1);
+}
+
+TEST_P(Signals, WhileEvaluatingTheStepIsKeptAndAResumeBeginsWithTheEvaluation) {
+  // 600 rows take seconds, where a step takes milliseconds.
+  write_text(files_.path("held-out.txt"), text_of_words(600 * 32 - 1, 2));
+  auto model = small_model_json();
+  model["num_hidden_layers"] = 8;
+  files_.write_model(model);
+  RunConfig run = files_.config();
+  run.validation_file = {files_.path("held-out.txt").string()};
+  run.eval_strategy = EvalStrategy::steps;
+  run.eval_steps = 2;
+  files_.write_config(run);
+  const ChildResult stopped = stopped_at("step 2/", {});
+  EXPECT_THAT(stopped.err, HasSubstr("the evaluation of step 2 is left out"));
+  ASSERT_EQ(checkpoints().size(), 1U);
+  EXPECT_EQ(checkpoints().back().step, 2);
+  const ChildResult resumed = files_.run("train", {"resume_from_checkpoint=auto", "max_steps=3"});
+  EXPECT_EQ(resumed.exit_code, exit_code::success) << resumed.err;
+  EXPECT_THAT(resumed.err, HasSubstr("step 2  eval loss "));
+}
+
+/// What the rest of a run depends on, of its last checkpoint: weights, moments, and where it stands.
+std::map<std::string, std::string> end_state(const fs::path& output_dir) {
+  std::map<std::string, std::string> state;
+  const auto newest = io::newest_complete(output_dir);
+  if (!newest) return state;
+  const io::CheckpointReader checkpoint(newest->path);
+  for (const io::CheckpointFile& file : checkpoint.files()) {
+    if (file.name == "run.yaml") continue;  // says how the process was started
+    state[file.name] = read_text(newest->path / file.name);
+  }
+  return state;
+}
+
+TEST(InterruptedAnywhere, ARunThatIsKilledAndStoppedAgainAndAgainEndsWithTheSameBits) {
+  ProgramFiles files;
+  write_text(files.path("held-out.txt"), text_of_words(40 * 32 - 1, 2));
+  RunConfig run = files.config();
+  run.max_steps = 60;
+  run.save_steps = 3;
+  run.save_total_limit = 2;
+  run.validation_file = {files.path("held-out.txt").string()};
+  run.eval_strategy = EvalStrategy::steps;
+  run.eval_steps = 3;
+  run.skip_loss_zscore = 3;
+  files.write_config(run);
+  const fs::path straight = files.path("straight");
+  ASSERT_EQ(files.run("train", {"output_dir=" + straight.string()}).exit_code, exit_code::success);
+
+  // Later and later, so that every phase of a process is hit, and the run gets on.
+  constexpr auto longer = std::chrono::milliseconds(17);
+  std::chrono::milliseconds lifetime{20};
+  int interruptions = 0;
+  for (bool done = false; !done; ++interruptions, lifetime += longer) {
+    ASSERT_LT(interruptions, 500);
+    Child child(files.arguments("train", {"resume_from_checkpoint=auto"}));
+    child.read_for(lifetime);
+    child.signal(interruptions % 3 == 2 ? SIGTERM : SIGKILL);
+    const ChildResult result = child.finish();
+    if (result.killed_by == SIGKILL || result.killed_by == SIGTERM)
+      continue;  // the latter before it is handled
+    done = result.exit_code == exit_code::success;
+    if (!done) {
+      ASSERT_EQ(result.exit_code, exit_code::interrupted) << result.err;
+    }
+  }
+  EXPECT_GT(interruptions, 5);
+  const auto expected = end_state(straight);
+  ASSERT_GE(expected.size(), 5U);
+  EXPECT_EQ(end_state(files.path("out")), expected);
 }
 
 TEST(KilledWhileSaving, TheNewestCompleteCheckpointResumes) {

@@ -42,6 +42,11 @@ struct Slab {
   }
 };
 
+/// Matrices are decayed, what comes after them is not.
+std::vector<DecayRange> decays(std::int64_t num_matrix, std::int64_t n) {
+  return {{.end = num_matrix, .decay = 0.1}, {.end = n, .decay = 0.0}};
+}
+
 constexpr ops::AdamWSettings settings{
     .learning_rate = 1e-2, .weight_decay = 0.1, .gradient_scale = 0.3, .step = 2};
 
@@ -60,7 +65,7 @@ TEST_P(HostOptimizerOfPieces, EqualsTheReferenceWhateverTheThreadsAndPieces) {
   for (const std::int64_t num_matrix : {0, 1, 4096, 5000, 20010, 20011}) {
     Slab slab(n);
     Slab expected = slab;
-    optimizer.update(slab.slice(), num_matrix, settings);
+    optimizer.update(slab.slice(), decays(num_matrix, n), settings);
     ops::AdamWSettings undecayed = settings;
     undecayed.weight_decay = 0.0;
     const ops::AdamWSlice all = expected.slice();
@@ -82,7 +87,7 @@ TEST(HostOptimizer, AStepOfZeroGradientDecaysMatricesAndLeavesTheRestAsItIs) {
   slab.gradient.assign(n, 0.0f);
   slab.exp_avg.assign(n, 0.0f);
   const Slab before = slab;
-  optimizer.update(slab.slice(), num_matrix, settings);
+  optimizer.update(slab.slice(), decays(num_matrix, n), settings);
   for (std::size_t i = 0; i < n; ++i) {
     if (i < num_matrix) {
       // lr·wd in FP32 and one rounding: 2^-24 each, the first of a number a thousandth of the weight.
@@ -98,15 +103,17 @@ TEST(HostOptimizer, AnEmptySlabIsNoWork) {
   WorkerPool pool(2);
   HostOptimizer optimizer(pool);
   Slab slab(0);
-  EXPECT_NO_THROW(optimizer.update(slab.slice(), 0, settings));
+  EXPECT_NO_THROW(optimizer.update(slab.slice(), {}, settings));
+  EXPECT_NO_THROW(optimizer.update(slab.slice(), settings));
 }
 
-TEST(HostOptimizer, RefusesMoreMatrixElementsThanThereAreAndPiecesOfNothing) {
+TEST(HostOptimizer, RefusesDecaysOfAnotherSlabAndPiecesOfNothing) {
   WorkerPool pool(1);
   HostOptimizer optimizer(pool);
   Slab slab(10);
-  EXPECT_THROW(optimizer.update(slab.slice(), 11, settings), ContractError);
-  EXPECT_THROW(optimizer.update(slab.slice(), -1, settings), ContractError);
+  EXPECT_THROW(optimizer.update(slab.slice(), decays(11, 10), settings), ContractError);
+  EXPECT_THROW(optimizer.update(slab.slice(), decays(5, 9), settings), ContractError);
+  EXPECT_THROW(optimizer.update(slab.slice(), {}, settings), ContractError);
   EXPECT_THROW(HostOptimizer(pool, 0), ContractError);
 }
 

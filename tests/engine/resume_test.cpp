@@ -169,7 +169,7 @@ TEST_F(Resume, AFinishedRunHasNothingToDo) {
   EXPECT_TRUE(run->done());
   const TrainingEnd end = run->run();
   EXPECT_FALSE(end.interrupted);
-  EXPECT_THAT(names_in(config.output_dir), ElementsAre("checkpoint-12", "metrics.jsonl"));
+  EXPECT_THAT(names_in(config.output_dir), ElementsAre("checkpoint-12", "metrics.jsonl", "run.json", "timeline.json"));
 }
 
 }  // namespace

@@ -29,12 +29,12 @@ TEST_F(Checkpoints, SaveStepsAndSaveTotalLimitSayWhichAreThere) {
   config.save_steps = 5;
   train_to_the_end(config);
   EXPECT_THAT(names_in(config.output_dir),
-              ElementsAre("checkpoint-10", "checkpoint-12", "checkpoint-5", "metrics.jsonl"));
+              ElementsAre("checkpoint-10", "checkpoint-12", "checkpoint-5", "metrics.jsonl", "run.json", "timeline.json"));
   config = files_.config("limited");
   config.save_steps = 3;
   config.save_total_limit = 2;
   train_to_the_end(config);
-  EXPECT_THAT(names_in(config.output_dir), ElementsAre("checkpoint-12", "checkpoint-9", "metrics.jsonl"));
+  EXPECT_THAT(names_in(config.output_dir), ElementsAre("checkpoint-12", "checkpoint-9", "metrics.jsonl", "run.json", "timeline.json"));
 }
 
 TEST_F(Checkpoints, AResumeNamesChangesAfterWhichTheRestIsAnotherRun) {
@@ -138,7 +138,7 @@ TEST_F(Checkpoints, AStopBetweenTheBlocksOfASaveLeavesTheEarlierOneResumable) {
                                      if (done == stop_at) throw Interrupted("stop");
                                    }),
                    Interrupted);
-      EXPECT_THAT(names_in(config.output_dir), ElementsAre("checkpoint-4", "metrics.jsonl"));
+      EXPECT_THAT(names_in(config.output_dir), ElementsAre("checkpoint-4", "metrics.jsonl", "run.json", "timeline.json"));
     }
   }
   config.resume_from_checkpoint = "auto";
@@ -243,7 +243,7 @@ TEST_F(Run, StepsWithoutAFiniteGradientChangeNothingAndEndTheRunWithTheCheckpoin
     EXPECT_EQ(run->state().applied_steps, 4);
     EXPECT_THAT(run.log(), HasSubstr("nothing was changed (3 such steps in a row, 3 end the run)"));
   }
-  EXPECT_THAT(names_in(config.output_dir), ElementsAre("checkpoint-4", "metrics.jsonl"));
+  EXPECT_THAT(names_in(config.output_dir), ElementsAre("checkpoint-4", "metrics.jsonl", "run.json", "timeline.json"));
   config.resume_from_checkpoint = "auto";
   TestRun again(config);
   again->run();

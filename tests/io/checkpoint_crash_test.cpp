@@ -31,7 +31,7 @@ using Fault = FaultyFileSystem::Fault;
 void save_and_prune(const std::string& out, std::int64_t step, int mark,
                     const std::shared_ptr<FileSystem>& files) {
   save_checkpoint(out, step, mark, files);
-  prune(out, 1, step, files);
+  prune(out, {.limit = 1}, step, files);
 }
 
 /// Path of the newest complete checkpoint; empty, which no check passes, if there is none.

@@ -93,7 +93,7 @@ TEST_F(Checkpoints, OthersFilesInTheOutputDirectoryAreLeftAlone) {
   }
   save_checkpoint(directory_.root(), 2, 1);
   save_checkpoint(directory_.root(), 3, 1);
-  prune(directory_.root(), 1);
+  prune(directory_.root(), {.limit = 1});
   EXPECT_EQ(names_in(directory_.root()),
             "checkpoint-03.tmp checkpoint-1 checkpoint-3 checkpoint-best.tmp notes.tmp xcheckpoint-3");
 }
@@ -200,13 +200,13 @@ TEST(CheckpointManifest, FileNameThatLeavesTheDirectoryIsRefused) {
 
 TEST_F(Checkpoints, PruneKeepsTheNewestOnes) {
   for (const int step : {9, 20, 100, 3}) save_checkpoint(directory_.root(), step, step);
-  prune(directory_.root(), 0);
+  prune(directory_.root(), {.limit = 0});
   EXPECT_THAT(steps(), ElementsAre(3, 9, 20, 100));
-  prune(directory_.root(), 2);
+  prune(directory_.root(), {.limit = 2});
   EXPECT_THAT(steps(), ElementsAre(20, 100));
   EXPECT_EQ(names_in(directory_.root()), "checkpoint-100 checkpoint-20");
-  prune(directory_.root(), 1);
-  prune(directory_.root(), 1);
+  prune(directory_.root(), {.limit = 1});
+  prune(directory_.root(), {.limit = 1});
   EXPECT_THAT(steps(), ElementsAre(100));
 }
 
@@ -214,14 +214,36 @@ TEST_F(Checkpoints, PruneNeverCountsAnIncompleteOneAsTheOneToKeep) {
   save_checkpoint(directory_.root(), 9, 9);
   save_checkpoint(directory_.root(), 20, 20);
   std::filesystem::remove(dir("checkpoint-20/manifest.json"));
-  prune(directory_.root(), 1);
+  prune(directory_.root(), {.limit = 1});
   EXPECT_EQ(check_checkpoint(dir("checkpoint-9")), 9);
 }
 
 TEST_F(Checkpoints, PruneSparesTheOneJustWrittenAfterAResumeFromAnOlderOne) {
   for (const int step : {100, 200, 150}) save_checkpoint(directory_.root(), step, step);
-  prune(directory_.root(), 1, 150);
+  prune(directory_.root(), {.limit = 1}, 150);
   EXPECT_THAT(steps(), ElementsAre(150, 200));
+}
+
+TEST_F(Checkpoints, PruneKeepsTheBestAndTheMajorOnesBesideTheLimit) {
+  for (const int step : {10, 20, 30, 40, 50, 60}) save_checkpoint(directory_.root(), step, step);
+  prune(directory_.root(), {.limit = 2, .best = 10, .major_steps = 30});
+  EXPECT_THAT(steps(), ElementsAre(10, 30, 40, 50, 60));
+  prune(directory_.root(), {.limit = 1, .best = 50, .major_steps = 0});
+  EXPECT_THAT(steps(), ElementsAre(50, 60));
+}
+
+TEST_F(Checkpoints, TheBestOneHasANameThatMoves) {
+  for (const int step : {10, 20}) save_checkpoint(directory_.root(), step, step);
+  link_best(directory_.root(), 10);
+  EXPECT_EQ(check_checkpoint(dir("checkpoint-best")), 10);
+  link_best(directory_.root(), 20);
+  EXPECT_EQ(check_checkpoint(dir("checkpoint-best")), 20);
+  EXPECT_THAT(steps(), ElementsAre(10, 20));
+  prune(directory_.root(), {.limit = 1, .best = 20});
+  EXPECT_EQ(check_checkpoint(dir("checkpoint-best")), 20);
+  link_best(directory_.root(), {});
+  EXPECT_EQ(names_in(directory_.root()), "checkpoint-10 checkpoint-20");
+  link_best(directory_.root(), {});
 }
 
 TEST_F(Checkpoints, RequiredBytesIsTheLimitAndOneMore) {

@@ -54,7 +54,7 @@ TEST(Inspect, ShowsWhichTokensOfAShardAreTrainedOn) {
                                           document_offsets({0, 4, 6}), target_mask({1, 0, 1, 1, 0, 1})}));
   const Dataset dataset = Dataset::load({.inputs = {path}, .vocab_size = 1000, .cutoff_len = 16});
   InspectOptions options;
-  options.token_text = [](std::int32_t id) { return id == 501 ? "<user>\n" : "word"; };
+  options.token_text = [](const std::string&, std::int32_t id) { return id == 501 ? "<user>\n" : "word"; };
   EXPECT_EQ(text_from(inspect(dataset, options), "row 0"),
             "row 0: 6 tokens, 3 targets, 2 pieces\n"
             "   token position       id  text                 target  predicts\n"

@@ -56,6 +56,25 @@ TEST(Packing, SplitFillsEveryRowAndContinuesInTheNext) {
   EXPECT_EQ(packed.report.documents_split, 2);
 }
 
+TEST(Packing, SplitKeepsDocumentsWithContextWholeIfTheyFitARow) {
+  TokenStore store(1000);
+  store.begin_source({"shard", false, false});
+  const auto add = [&](std::int64_t number, const std::vector<bool>& mask) {
+    store.begin_document(number);
+    for (const bool is_target : mask) store.append_token(1, is_target);
+    store.finish_document();
+  };
+  add(0, {true, true, true});
+  add(1, {false, false, true});                         // a prompt and its answer
+  add(2, {true, true, true});                           // plain text
+  add(3, {false, true, true});                          // nothing predicts the first token in any case
+  add(4, {true, false, true, true, true, true, true});  // longer than a row
+  DatasetReport report;
+  EXPECT_THAT(describe(pack_rows(store, {5, true, Overlong::split}, report)),
+              ElementsAre("0[0,3)", "1[0,3) 2[0,2)", "2[2,3) 3[0,3) 4[0,1)", "4[1,6)", "4[6,7)"));
+  EXPECT_EQ(report.documents_split, 2);
+}
+
 TEST(Packing, SplitOfExactFitsStraddlesNothing) {
   const Packed packed = pack({5, 2, 3, 10}, {5, true, Overlong::split});
   EXPECT_THAT(packed.rows, ElementsAre("0[0,5)", "1[0,2) 2[0,3)", "3[0,5)", "3[5,10)"));

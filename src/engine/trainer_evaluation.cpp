@@ -1,0 +1,150 @@
+// Evaluation on held-out data, and what follows from it.
+#include <chrono>
+#include <cmath>
+
+#include "core/progress.hpp"
+#include "engine/trainer.hpp"
+
+namespace layerstream {
+namespace {
+
+constexpr std::string_view phase = "evaluating";
+
+}  // namespace
+
+std::int64_t Trainer::evaluation_rows() const {
+  if (!held_out_) return 0;
+  const std::int64_t wanted = config_.run.max_eval_samples;
+  return wanted > 0 ? std::min(wanted, held_out_->num_rows()) : held_out_->num_rows();
+}
+
+bool Trainer::is_epoch_end() const {
+  return state_.global_step > 0 && state_.global_step % order_->steps_per_epoch() == 0;
+}
+
+bool Trainer::evaluation_is_due() const {
+  const RunConfig& run = config_.run;
+  if (!held_out_) return false;
+  if (state_.evaluation.last && state_.evaluation.last->step == state_.global_step) return false;
+  if (state_.global_step == 0) return run.eval_on_start;
+  if (run.eval_strategy == EvalStrategy::no) return false;
+  if (state_.global_step >= total_steps_) return true;
+  return run.eval_strategy == EvalStrategy::epoch ? is_epoch_end() : state_.global_step % run.eval_steps == 0;
+}
+
+std::optional<double> Trainer::held_out_loss() {
+  Heartbeat heartbeat(log_, std::string(phase));
+  const std::int64_t num_rows = evaluation_rows();
+  double nll = 0.0;
+  std::int64_t targets = 0;
+  std::vector<TokenRow> rows;
+  for (std::int64_t first = 0; first < num_rows; first += state_.rows_per_step) {
+    if (stop_.requested()) return {};
+    heartbeat.set_done(static_cast<double>(first), static_cast<double>(num_rows));
+    rows.clear();
+    for (std::int64_t row = first; row < std::min(first + state_.rows_per_step, num_rows); ++row) {
+      rows.push_back(held_out_->row(row));
+      targets += held_out_->row_targets(row);
+    }
+    nll += engine_->evaluate(rows);
+  }
+  return nll / static_cast<double>(targets);
+}
+
+bool Trainer::evaluate_if_due() {
+  if (!evaluation_is_due()) return false;
+  const auto start = std::chrono::steady_clock::now();
+  const std::optional<double> loss = held_out_loss();
+  if (!loss) {
+    log_.warning("{} received: the evaluation of step {} is left out; a resume begins with it",
+                 stop_.signal_name(), state_.global_step);
+    return false;
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  adopt_evaluation(*loss);
+  const std::optional<EvaluatedStep>& best = state_.evaluation.best;
+  std::string standing = "no best yet: the loss is not finite";
+  if (best) {
+    standing = best->step == state_.global_step
+                   ? "the best so far"
+                   : fmt::format("best {:.4f} at step {}", best->loss, best->step);
+  }
+  log_.info("step {}  eval loss {:.4f}  perplexity {:.2f}  {} rows, {:.1f}s  {}", state_.global_step, *loss,
+            std::exp(*loss), evaluation_rows(), seconds, standing);
+  metrics_->write(state_.global_step, {{"eval_loss", *loss},
+                                       {"eval_perplexity", std::exp(*loss)},
+                                       {"eval_rows", evaluation_rows()},
+                                       {"eval_seconds", seconds}});
+  if (state_.evaluation.stopped_early) {
+    log_.info("early stop: {} evaluations in a row without a loss lower by more than {}",
+              state_.evaluation.without_gain, config_.run.early_stopping_threshold);
+  }
+  return true;
+}
+
+/// As EarlyStoppingCallback of transformers: a gain is measured against the best loss before.
+void Trainer::adopt_evaluation(double loss) {
+  const RunConfig& run = config_.run;
+  EvaluationState& evaluation = state_.evaluation;
+  evaluation.last = {.step = state_.global_step, .loss = loss};
+  const bool gains = std::isfinite(loss) &&
+                     (!evaluation.best || loss < evaluation.best->loss - run.early_stopping_threshold);
+  if (std::isfinite(loss) && (!evaluation.best || loss < evaluation.best->loss)) {
+    evaluation.best = evaluation.last;
+  }
+  evaluation.without_gain = gains ? 0 : evaluation.without_gain + 1;
+  evaluation.stopped_early =
+      run.early_stopping_patience > 0 && evaluation.without_gain >= run.early_stopping_patience;
+}
+
+bool Trainer::checkpoint_is_due() const {
+  const RunConfig& run = config_.run;
+  const EvaluationState& evaluation = state_.evaluation;
+  switch (run.save_strategy) {
+    case SaveStrategy::no:
+      return false;
+    case SaveStrategy::steps:
+      return run.save_steps > 0 && state_.global_step % run.save_steps == 0;
+    case SaveStrategy::epoch:
+      return is_epoch_end();
+    case SaveStrategy::best:
+      return evaluation.best && evaluation.best->step == state_.global_step;
+  }
+  return false;
+}
+
+void Trainer::note_checkpoint() {
+  EvaluationState& evaluation = state_.evaluation;
+  if (!evaluation.last || evaluation.last->step != state_.global_step ||
+      !std::isfinite(evaluation.last->loss)) {
+    return;
+  }
+  if (!evaluation.best_checkpoint || evaluation.last->loss < evaluation.best_checkpoint->loss) {
+    evaluation.best_checkpoint = evaluation.last;
+  }
+}
+
+std::optional<std::int64_t> Trainer::link_best_checkpoint() {
+  std::optional<std::int64_t> best;
+  if (state_.evaluation.best_checkpoint) best = state_.evaluation.best_checkpoint->step;
+  try {
+    io::link_best(config_.run.output_dir, best);
+  } catch (const FileError& error) {
+    log_.warning("{}; the best checkpoint is the one of step {}", error.what(), best.value_or(0));
+  }
+  return best;
+}
+
+void Trainer::check_same_held_out_data() {
+  EvaluationState& evaluation = state_.evaluation;
+  const std::uint64_t hash = held_out_ ? held_out_->content_hash() : 0;
+  if (evaluation.last && evaluation.data_hash != hash) {
+    log_.warning(
+        "the held-out data (validation_file, cutoff_len, packing, overlong) is not that of the checkpoint: its "
+        "evaluations are forgotten, and the best begins anew");
+    evaluation = {};
+  }
+  evaluation.data_hash = hash;
+}
+
+}  // namespace layerstream

@@ -1,0 +1,67 @@
+#include "io/metrics_tensorboard.hpp"
+
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <optional>
+
+#include "io/tensorboard_events.hpp"
+
+namespace layerstream::io {
+namespace {
+
+double seconds_since_1970() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? std::string(name.data()) : "localhost";
+}
+
+/// A name that is not taken: a process may begin two runs in a second.
+std::filesystem::path free_name(const std::filesystem::path& directory) {
+  const std::string name =
+      fmt::format("events.out.tfevents.{}.{}.{}", static_cast<std::int64_t>(seconds_since_1970()),
+                  host_name(), ::getpid());
+  std::filesystem::path path = directory / name;
+  for (int i = 1; std::filesystem::exists(path); ++i) path = directory / fmt::format("{}.{}", name, i);
+  return path;
+}
+
+/// As rewrite_logs of transformers/integrations/integration_utils.py.
+std::string tag_of(std::string_view name) {
+  constexpr std::string_view of_evaluation = "eval_";
+  if (name.starts_with(of_evaluation)) return fmt::format("eval/{}", name.substr(of_evaluation.size()));
+  return fmt::format("train/{}", name);
+}
+
+struct Number {
+  std::optional<float> operator()(std::int64_t value) const { return static_cast<float>(value); }
+  std::optional<float> operator()(double value) const { return static_cast<float>(value); }
+  std::optional<float> operator()(bool) const { return {}; }
+  std::optional<float> operator()(const std::string&) const { return {}; }
+};
+
+}  // namespace
+
+TensorBoardMetrics::TensorBoardMetrics(const std::filesystem::path& directory, std::int64_t resumed_step,
+                                       std::shared_ptr<FileSystem> files) {
+  create_directories(*files, directory);
+  file_ = std::make_unique<AppendFile>(free_name(directory), 0, std::move(files));
+  const double now = seconds_since_1970();
+  file_->append(tf_record(version_event(now)) + tf_record(restart_event(now, resumed_step + 1)));
+}
+
+void TensorBoardMetrics::write(std::int64_t step, std::initializer_list<Metric> metrics) {
+  std::vector<Scalar> scalars;
+  for (const auto& [name, value] : metrics) {
+    if (const std::optional<float> number = std::visit(Number{}, value)) {
+      scalars.emplace_back(tag_of(name), *number);
+    }
+  }
+  if (!scalars.empty()) file_->append(tf_record(scalar_event(seconds_since_1970(), step, scalars)));
+}
+
+}  // namespace layerstream::io
