@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from typing import Dict
+from typing import Dict, Tuple
 
 from bench_output import REFUSED, UnexpectedOutput
 
@@ -34,10 +34,18 @@ class Plan:
 
 
 @dataclasses.dataclass(frozen=True)
+class Shortfall:
+    space: str  # device, host
+    need: float  # bytes
+    have: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Refusal:
-    """The placement that misses least does not fit, or something else is wrong."""
+    """The placement that misses least does not fit."""
 
     reason: str  # a line
+    shortfalls: Tuple[Shortfall, ...]  # one or two
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,11 +106,12 @@ def parse_longest_row(text: str) -> LongestRow:
 
 def parse_refusal(code: int, errors: str) -> Refusal:
     """Of standard error. Throws UnexpectedOutput where it is no lack of memory."""
-    shortfalls = _SHORTFALL.findall(errors)
-    if code != REFUSED or not shortfalls:
+    lines = _SHORTFALL.findall(errors)
+    if code != REFUSED or not lines:
         raise UnexpectedOutput(f"exit code {code}; on standard error:\n{errors}")
-    parts = []
-    for space, need, need_unit, have, have_unit in shortfalls:
-        missing = (_bytes(need, need_unit) - _bytes(have, have_unit)) / 2.0**30
-        parts.append(f"{space} memory {missing:,.0f} GiB short ({need} {need_unit} of {have} {have_unit})")
-    return Refusal("does not fit: " + ", ".join(parts))
+    shortfalls = tuple(Shortfall(line[0], _bytes(*line[1:3]), _bytes(*line[3:5])) for line in lines)
+    parts = [
+        f"{line[0]} memory {(of.need - of.have) / 2.0**30:,.0f} GiB short ({' '.join(line[1:3])} of {' '.join(line[3:5])})"
+        for line, of in zip(lines, shortfalls)
+    ]
+    return Refusal("does not fit: " + ", ".join(parts), shortfalls)

@@ -30,7 +30,7 @@ def model_config(shape: Shape, layers: int) -> str:
                 "num_attention_heads": shape.query_heads,
                 "num_key_value_heads": shape.key_value_heads,
                 "hidden_act": "silu",
-                "max_position_embeddings": 32768,
+                "max_position_embeddings": 131072,
                 "rope_theta": 500000.0 if llama else 1000000.0,
                 "rms_norm_eps": 1e-05 if llama else 1e-06,
                 "initializer_range": 0.02,
@@ -41,6 +41,17 @@ def model_config(shape: Shape, layers: int) -> str:
         )
         + "\n"
     )
+
+
+def run_plan(program: Path, run: Path, keys: Dict[str, Any], options: Sequence[str] = (), parse=plan_output.parse):
+    """`layerstream plan` of a run's file, with keys set: what `parse` makes of standard output, or a Refusal. Throws as
+    Planner does."""
+    command = [str(program), "plan", str(run), *options]
+    command += [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode == 0:
+        return parse(done.stdout)
+    return plan_output.parse_refusal(done.returncode, done.stderr)
 
 
 class Planner:
@@ -91,13 +102,8 @@ class Planner:
         return model
 
     def _run_plan(self, keys: Dict[str, Any], options: Sequence[str], parse):
-        command = [str(self.program), "plan", str(self._run), *options]
-        command += [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.num_plans += 1
-        if done.returncode == 0:
-            return parse(done.stdout)
-        return plan_output.parse_refusal(done.returncode, done.stderr)
+        return run_plan(self.program, self._run, keys, options, parse)
 
     def most_layers(
         self, shape: Shape, tokens: int, profile: str, ways: Sequence[Dict[str, str]]
