@@ -1,14 +1,20 @@
-"""The settings that every run shares, and what a run leaves."""
+"""The settings that both sides of a comparison share, and what a run leaves."""
 
 import dataclasses
 
 import torch
 
-LEARNING_RATE = 1e-4
 BETAS = (0.9, 0.999)
 EPS = 1e-8
-WEIGHT_DECAY = 0.01  # of matrices, embeddings among them; not of norms and biases
-MAX_GRAD_NORM = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    learning_rate: float = 1e-4
+    lr_scheduler_type: str = "constant"
+    warmup_steps: int = 0
+    weight_decay: float = 0.01  # of matrices, embeddings among them; not of norms and biases
+    max_grad_norm: float = 1.0
 
 
 @dataclasses.dataclass
@@ -16,13 +22,14 @@ class Curve:
     losses: list  # before each step's update
     grad_norms: list  # before clipping
     weights: dict | None = None  # after the last step, by parameter name
+    learning_rates: list | None = None
 
     def loss_errors(self, exact):
         """|loss - exact loss| / exact loss, for each step."""
-        return [abs(a - b) / b for a, b in zip(self.losses, exact.losses, strict=True)]
+        return relative_errors(self.losses, exact.losses)
 
-    def first_norm_error(self, exact):
-        return abs(self.grad_norms[0] - exact.grad_norms[0]) / exact.grad_norms[0]
+    def norm_errors(self, exact):
+        return relative_errors(self.grad_norms, exact.grad_norms)
 
     def weight_error(self, exact, start):
         """|w - exact w| over |exact w - start|, how far training moved the weights; 2-norm over all of them."""
@@ -32,6 +39,10 @@ class Curve:
             distance += (self.weights[name].double() - weight).square().sum().item()
             movement += (weight - start[name].double()).square().sum().item()
         return (distance / movement) ** 0.5
+
+
+def relative_errors(values, exact):
+    return [abs(a - b) / b for a, b in zip(values, exact, strict=True)]
 
 
 def is_matrix(parameter: torch.Tensor):

@@ -5,8 +5,7 @@ import subprocess
 
 from safetensors.torch import load_file
 
-from curve import BETAS, EPS, LEARNING_RATE, MAX_GRAD_NORM, WEIGHT_DECAY, Curve
-from models import ROWS, SEQUENCE
+from curve import BETAS, EPS, Curve
 
 
 class EngineFailure(Exception):
@@ -27,28 +26,26 @@ def call(arguments, timeout=600):
         raise EngineFailure(f"{' '.join(command)}: exit code {done.returncode}\n{tail}")
 
 
-def train(binary, folder, steps, compute_dtype, overrides=()):
-    """Trains folder/model on folder/rows.safetensors and exports the result into folder/export.<compute_dtype>.
+def train(binary, folder, data, targets, recipe, compute_dtype, overrides=()):
+    """Trains as `recipe` says and exports the result into folder/export.<compute_dtype>.
 
-    Throws EngineFailure, also when a step did not run on all rows or was skipped.
+    data: the configuration's keys of model and data; targets: how many each step is to have.
+    Throws EngineFailure, also when a step had other rows or was skipped.
     """
     output = folder / f"run.{compute_dtype}"
     settings = {
-        "model_name_or_path": str(folder / "model"),
-        "train_file": str(folder / "rows.safetensors"),
-        "cutoff_len": SEQUENCE,
-        "packing": False,
+        **data,
         "output_dir": str(output),
         "compute_dtype": compute_dtype,
-        "per_device_train_batch_size": ROWS,
-        "max_steps": steps,
-        "learning_rate": LEARNING_RATE,
-        "lr_scheduler_type": "constant",
-        "weight_decay": WEIGHT_DECAY,
+        "max_steps": len(targets),
+        "learning_rate": recipe.learning_rate,
+        "lr_scheduler_type": recipe.lr_scheduler_type,
+        "warmup_steps": recipe.warmup_steps,
+        "weight_decay": recipe.weight_decay,
         "adam_beta1": BETAS[0],
         "adam_beta2": BETAS[1],
         "adam_epsilon": EPS,
-        "max_grad_norm": MAX_GRAD_NORM,
+        "max_grad_norm": recipe.max_grad_norm,
         "save_steps": 0,
     }
     config = folder / f"run.{compute_dtype}.yaml"
@@ -56,17 +53,21 @@ def train(binary, folder, steps, compute_dtype, overrides=()):
     call([binary, "train", config, *(a for override in overrides for a in ("--set", override))])
 
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    targets = ROWS * (SEQUENCE - 1)
-    for step, line in enumerate(lines, start=1):
-        if line["step"] != step or not line["applied"] or line["num_targets"] != targets:
-            raise EngineFailure(f"{output}/metrics.jsonl: step {step} of {targets} targets expected: {line}")
-    if len(lines) != steps:
-        raise EngineFailure(f"{output}/metrics.jsonl: {steps} steps expected, {len(lines)} found")
+    for step, (line, expected) in enumerate(zip(lines, targets), start=1):
+        if line["step"] != step or not line["applied"] or line["num_targets"] != expected:
+            raise EngineFailure(f"{output}/metrics.jsonl: step {step} of {expected} targets expected: {line}")
+    if len(lines) != len(targets):
+        raise EngineFailure(f"{output}/metrics.jsonl: {len(targets)} steps expected, {len(lines)} found")
 
     export = folder / f"export.{compute_dtype}"
-    checkpoint = output / f"checkpoint-{steps}"
+    checkpoint = output / f"checkpoint-{len(targets)}"
     call([binary, "export", "--checkpoint", checkpoint, "--output", export, "--dtype", "fp32"])
     weights = {}
     for path in sorted(export.glob("*.safetensors")):
         weights.update(load_file(path))
-    return Curve([line["loss"] for line in lines], [line["grad_norm"] for line in lines], weights)
+    return Curve(
+        [line["loss"] for line in lines],
+        [line["grad_norm"] for line in lines],
+        weights,
+        [line["learning_rate"] for line in lines],
+    )

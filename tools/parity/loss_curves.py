@@ -11,7 +11,7 @@ result is transformers in double precision. Against it, ours and transformers' o
   weights          |w - exact w| / |exact w - start|: of all weights after the last step, as exported
 
 transformers' bf16 runs twice: with the whole model in bf16 over fp32 master weights, and under autocast (which
-keeps the residual stream in fp32). Exit code 1 when a limit is broken (see `Limits`), a run fails, or
+keeps the residual stream in fp32). Exit code 1 when a limit is broken (see limits.py), a run fails, or
 transformers does not load an export as the model that it started from.
 
 A GPU is compared with a CPU by way of a record, which may come from another machine:
@@ -38,83 +38,16 @@ import check_export  # noqa: E402
 import engine  # noqa: E402
 import models  # noqa: E402
 import reference  # noqa: E402
-from curve import Curve  # noqa: E402
+from curve import Curve, Recipe  # noqa: E402
+from limits import LIMITS, NOISE, Errors, broken_limits, print_header, print_row  # noqa: E402
 
-# Which runs of transformers measure the noise of a dtype.
-NOISE = {"fp32": ("fp32",), "bf16": ("bf16", "bf16_autocast")}
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """Our error may be `ratio` times transformers' (the larger of its runs), and always `floor`."""
-
-    ratio: float
-    loss_floor: float
-    norm_floor: float
-    weights_floor: float
-
-
-LIMITS = {
-    # The floors are for where transformers happens to be exact: 1e-5, as in the tests against goldens, and for
-    # the weights what both leave after a few steps. TF32 instead of fp32 is far beyond the latter two (emulated,
-    # three steps of llama: loss 6e-6, norm 4e-5, weights 1.3e-2).
-    "fp32": Limits(ratio=2.0, loss_floor=1e-5, norm_floor=1e-5, weights_floor=1e-4),
-    # The noise of one number has no reliable size: transformers' own two runs are up to nine times apart. Hence
-    # the floors: a bf16 rounding (2^-9) for the norm, a sixteenth of one for the loss, which averages many. The
-    # weights are millions of numbers and need none (the CPU build: 0.94 to 1.14 of the bf16 run's).
-    "bf16": Limits(ratio=1.5, loss_floor=2**-13, norm_floor=2**-9, weights_floor=0.0),
-}
+RECIPE = Recipe()
 
 # Largest difference of loss and of first norm between two builds, which round at the same places but sum in
 # different orders. The losses are those of the first steps: noise grows with the steps, as it does between
 # transformers' runs (bf16 at step 8 of mistral: 3e-4).
 BUILD_STEPS = 10
 BETWEEN_BUILDS = {"fp32": (1e-6, 1e-6), "bf16": (2**-10, 2**-9)}
-
-
-@dataclasses.dataclass(frozen=True)
-class Errors:
-    loss_max: float
-    loss_mean: float
-    norm: float
-    weights: float
-
-    @staticmethod
-    def of(curve, exact, start):
-        losses = curve.loss_errors(exact)
-        return Errors(
-            max(losses),
-            sum(losses) / len(losses),
-            curve.first_norm_error(exact),
-            curve.weight_error(exact, start),
-        )
-
-    @staticmethod
-    def largest(several):
-        return Errors(*(max(values) for values in zip(*map(dataclasses.astuple, several), strict=True)))
-
-
-def broken_limits(ours, noise, limits):
-    floors = Errors(limits.loss_floor, limits.loss_floor, limits.norm_floor, limits.weights_floor)
-    for field in dataclasses.fields(Errors):
-        value = getattr(ours, field.name)
-        allowed = max(limits.ratio * getattr(noise, field.name), getattr(floors, field.name))
-        if not value <= allowed:  # a NaN breaks it too
-            yield f"{field.name} {value:.2e}, at most {allowed:.2e} allowed"
-
-
-def print_header():
-    groups = ("loss max", "loss mean", "norm", "weights")
-    print(f"{'':26}" + "".join(f"{group:^25}" for group in groups))
-    print(f"{'model':12}{'dtype':14}" + f"{'ours':>8}{'HF':>9}{'ratio':>7} " * len(groups))
-
-
-def print_row(model, dtype, ours, theirs):
-    cells = ""
-    for field in dataclasses.fields(Errors):
-        a, b = getattr(ours, field.name), getattr(theirs, field.name)
-        cells += f"{a:8.1e}{b:9.1e}{a / b if b else float('inf'):7.2f} "
-    print(f"{model:12}{dtype:14}{cells}", flush=True)
 
 
 def export_problems(folder, dtype):
@@ -141,7 +74,8 @@ class Inputs:
 
 def compare_with_transformers(inputs, ours, steps, problems):
     def run(kind):
-        return reference.train(inputs.case, inputs.weights, inputs.rows, steps, kind)
+        calls = [{"input_ids": inputs.rows, "labels": inputs.rows}]
+        return reference.train(inputs.case.model_config, inputs.weights, [calls] * steps, kind, RECIPE)
 
     def errors(curve):
         return Errors.of(curve, exact, inputs.weights)
@@ -172,7 +106,7 @@ def compare_with_record(name, now, record, problems):
         both = [curves["curves"][dtype] for curves in (now, record[name])]
         steps = min(BUILD_STEPS, *(len(curve["loss"]) for curve in both))
         ours, other = (Curve(curve["loss"][:steps], curve["grad_norm"][:steps]) for curve in both)
-        loss, norm = max(ours.loss_errors(other)), ours.first_norm_error(other)
+        loss, norm = max(ours.loss_errors(other)), ours.norm_errors(other)[0]
         print(f"{name:12}{dtype:14}from the record, {steps} steps: loss max {loss:.1e}, norm {norm:.1e}", flush=True)
         loss_limit, norm_limit = BETWEEN_BUILDS[dtype]
         if not (loss <= loss_limit and norm <= norm_limit):
@@ -180,8 +114,16 @@ def compare_with_record(name, now, record, problems):
 
 
 def train_ours(arguments, inputs):
+    data = {
+        "model_name_or_path": str(inputs.folder / "model"),
+        "train_file": str(inputs.folder / "rows.safetensors"),
+        "cutoff_len": models.SEQUENCE,
+        "packing": False,
+        "per_device_train_batch_size": models.ROWS,
+    }
+    targets = [models.ROWS * (models.SEQUENCE - 1)] * arguments.steps
     return {
-        dtype: engine.train(arguments.binary, inputs.folder, arguments.steps, dtype, arguments.set)
+        dtype: engine.train(arguments.binary, inputs.folder, data, targets, RECIPE, dtype, arguments.set)
         for dtype in arguments.dtypes
     }
 

@@ -5,8 +5,9 @@ import os
 import warnings
 
 import torch
+import transformers
 
-from curve import BETAS, EPS, LEARNING_RATE, MAX_GRAD_NORM, WEIGHT_DECAY, Curve, is_matrix
+from curve import BETAS, EPS, Curve, is_matrix
 from reference_fp64 import Fp64Mode
 
 # fp64: every operation in double, the exact result.
@@ -33,10 +34,13 @@ def prepare():
     warnings.filterwarnings("ignore", message=".*deterministic.*")
 
 
-def build(case, weights, kind):
-    # The exact formulas where they are the reference, what people train with where its noise is.
-    attention = "eager" if kind in ("fp64", "fp32") else "sdpa"
-    model = case.model_class(case.model_config(attention)).to(device())
+def attention_of(kind):
+    """The exact formulas where they are the reference, what people train with where its noise is."""
+    return "eager" if kind in ("fp64", "fp32") else "sdpa"
+
+
+def build(config, weights):
+    model = getattr(transformers, config.architectures[0])(config).to(device())
     model.train()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -44,49 +48,69 @@ def build(case, weights, kind):
     return model
 
 
+def on_device(inputs):
+    return {name: value.to(device()) if torch.is_tensor(value) else value for name, value in inputs.items()}
+
+
 def loss_function(model, kind):
-    def plain(ids):
-        return model(input_ids=ids, labels=ids).loss
+    def plain(inputs):
+        return model(**inputs).loss
 
-    def autocast(ids):
-        with torch.autocast(ids.device.type, dtype=torch.bfloat16):
-            return plain(ids)
+    def autocast(inputs):
+        with torch.autocast(device().type, dtype=torch.bfloat16):
+            return plain(inputs)
 
-    def rounded(ids):
+    def rounded(inputs):
         weights = {name: parameter.bfloat16() for name, parameter in model.named_parameters()}
-        return torch.func.functional_call(model, weights, kwargs={"input_ids": ids, "labels": ids}).loss
+        return torch.func.functional_call(model, weights, kwargs=inputs).loss
 
     return {"bf16_autocast": autocast, "bf16": rounded}.get(kind, plain)
 
 
-def train(case, weights, rows, steps, kind):
-    """The curve of `steps` AdamW steps, each on all rows."""
+def adamw(parameters, recipe):
+    return torch.optim.AdamW(
+        [
+            {"params": [p for p in parameters if is_matrix(p)], "weight_decay": recipe.weight_decay},
+            {"params": [p for p in parameters if not is_matrix(p)], "weight_decay": 0.0},
+        ],
+        lr=recipe.learning_rate,
+        betas=BETAS,
+        eps=EPS,
+    )
+
+
+def train(config_of, weights, steps, kind, recipe):
+    """The curve of AdamW steps.
+
+    config_of: the model's configuration for an implementation of attention.
+    steps: for each step the arguments of the model's calls whose losses add up to the step's.
+    """
     with Fp64Mode() if kind == "fp64" else contextlib.nullcontext():
         if kind == "fp64":
             weights = {name: weight.double() for name, weight in weights.items()}
-        model = build(case, weights, kind)
+        model = build(config_of(attention_of(kind)), weights)
         parameters = list(model.parameters())
-        optimizer = torch.optim.AdamW(
-            [
-                {"params": [p for p in parameters if is_matrix(p)], "weight_decay": WEIGHT_DECAY},
-                {"params": [p for p in parameters if not is_matrix(p)], "weight_decay": 0.0},
-            ],
-            lr=LEARNING_RATE,
-            betas=BETAS,
-            eps=EPS,
+        optimizer = adamw(parameters, recipe)
+        scheduler = transformers.get_scheduler(
+            recipe.lr_scheduler_type, optimizer, num_warmup_steps=recipe.warmup_steps, num_training_steps=len(steps)
         )
         loss_of = loss_function(model, kind)
-        ids = rows.to(device())
-        losses, norms = [], []
-        for _ in range(steps):
+        losses, norms, learning_rates = [], [], []
+        for calls in steps:
             optimizer.zero_grad()
-            loss = loss_of(ids)
-            loss.backward()
-            losses.append(loss.detach())
-            norms.append(torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM).detach())
+            loss = 0.0
+            for inputs in calls:
+                part = loss_of(on_device(inputs))
+                part.backward()
+                loss = loss + part.detach()
+            losses.append(loss)
+            norms.append(torch.nn.utils.clip_grad_norm_(parameters, recipe.max_grad_norm).detach())
+            learning_rates += scheduler.get_last_lr()[:1]
             optimizer.step()
+            scheduler.step()
         return Curve(
             torch.stack(losses).tolist(),
             torch.stack(norms).tolist(),
             {name: parameter.detach().cpu() for name, parameter in model.named_parameters()},
+            learning_rates,
         )
