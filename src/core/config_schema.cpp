@@ -153,6 +153,13 @@ std::vector<ConfigField> config_schema() {
            {0.0, true, 1.0, false}),
       real({training, "adam_epsilon", "AdamW: added to the denominator", {"adam_eps", "eps", "epsilon"}},
            &C::adam_epsilon, {0.0, false}),
+      text_list(
+          {training,
+           "frozen_parameters",
+           "parameters that are not trained, by patterns of their Hugging Face names (* any text, ? any "
+           "character): \"model.layers.?.*\". Blocks of nothing else have no gradients and no moments",
+           {"freeze", "frozen", "freeze_modules", "freeze_trainable_layers"}},
+          &C::frozen_parameters, "a list of patterns"),
       real({training,
             "max_grad_norm",
             "global norm to which gradients are clipped; 0: no clipping",

@@ -1,14 +1,8 @@
 #include "core/weight_decay_rule.hpp"
 
-#include <fnmatch.h>
-
 #include "core/config_value.hpp"
 
 namespace layerstream {
-
-bool WeightDecayRule::fits(const std::string& parameter) const {
-  return fnmatch(pattern.c_str(), parameter.c_str(), 0) == 0;
-}
 
 std::optional<WeightDecayRule> parse_weight_decay_rule(std::string_view text) {
   const std::size_t equals = text.rfind('=');

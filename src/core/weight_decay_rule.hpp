@@ -4,14 +4,16 @@
 #include <string>
 #include <string_view>
 
+#include "core/name_pattern.hpp"
+
 namespace layerstream {
 
 /// Another weight decay for some parameters: those whose Hugging Face name fits the pattern.
 struct WeightDecayRule {
-  std::string pattern;  ///< of fnmatch(3): * any text, dots included; ? a character; [abc] one of several
+  std::string pattern;  ///< see fits_pattern
   double decay = 0.0;   ///< >= 0
 
-  bool fits(const std::string& parameter) const;
+  bool fits(const std::string& parameter) const { return fits_pattern(parameter, pattern); }
 };
 
 /// Reads "pattern=decay"; nothing if it is not that.

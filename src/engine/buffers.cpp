@@ -83,6 +83,14 @@ std::int64_t vector_elements(const EngineShape& shape, int block) {
   return layout.num_elements - layout.num_matrix_elements;
 }
 
+/// Vectors of a frozen block that the backward pass goes through: kernels write their gradients with others.
+std::int64_t passed_vector_elements(const EngineShape& shape, int block) {
+  const ScheduleSettings& schedule = shape.schedule;
+  return schedule.train && schedule.is_frozen(block) && block >= schedule.first_backward()
+             ? vector_elements(shape, block)
+             : 0;
+}
+
 std::int64_t gradient_elements(const EngineShape& shape, int block) {
   return shape.gradient_elements(block);
 }
@@ -95,9 +103,9 @@ std::int64_t ring_elements(const EngineShape& shape, int block) {
 }  // namespace
 
 std::int64_t EngineShape::gradient_elements(int block) const {
+  if (schedule.is_frozen(block)) return 0;
   const std::int64_t own = layout.blocks[static_cast<std::size_t>(block)].num_elements;
-  const bool carries_embedding =
-      block == layout.head() && layout.head_uses_embedding && !schedule.head_adds_to_embedding();
+  const bool carries_embedding = block == layout.head() && schedule.head_carries_embedding();
   return own +
          (carries_embedding ? layout.blocks[static_cast<std::size_t>(layout.embedding())].num_elements : 0);
 }
@@ -165,6 +173,10 @@ DeviceBuffers::DeviceBuffers(const EngineShape& shape, Arena& arena) {
     for (int slot = 0; slot < schedule.gradient_slots; ++slot) {
       gradient_slots.push_back(arena.tensor(DType::f32, {elements}, "gradient slots (fp32)"));
     }
+  }
+
+  if (const std::int64_t elements = max_over_blocks(shape, passed_vector_elements); elements > 0) {
+    unused_gradient = arena.tensor(DType::f32, {elements}, "gradients of frozen blocks' norms and biases");
   }
 
   const int num_blocks = shape.layout.num_blocks();
@@ -263,6 +275,7 @@ HostBuffers::HostBuffers(const EngineShape& shape, Arena& arena) {
   std::vector<std::int64_t> slab_elements(static_cast<std::size_t>(num_host_gradient_slabs(schedule)), 0);
   for (int block = 0; block < num_blocks; ++block) {
     std::int64_t& elements = slab_elements[static_cast<std::size_t>(host_gradient_slab(schedule, block))];
+    if (schedule.is_frozen(block)) continue;
     elements = std::max(elements, block_of(shape, block).num_elements - schedule.device_update.kept(block));
   }
   for (const std::int64_t elements : slab_elements) {

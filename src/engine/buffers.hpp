@@ -68,6 +68,7 @@ struct DeviceBuffers {
   TensorView matrices;                     ///< fp32: a block's matrices, merged
   TensorView vectors;                      ///< a block's vectors, merged (fp32)
   std::vector<TensorView> gradient_slots;  ///< (elements of the largest block that uses them) fp32
+  TensorView unused_gradient;              ///< where those of frozen blocks' vectors go, fp32
   /// (A, h) each, A the shape's activation_tokens; by ScheduleSettings::input_buffer.
   std::vector<TensorView> inputs;
   TensorView residual_gradient;            ///< (T, h)

@@ -56,15 +56,19 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& output_dir, c
     if (between_blocks) between_blocks(block, layout.num_blocks());
     const std::vector<Parameter>& parameters = layout.blocks[static_cast<std::size_t>(block)].parameters;
     std::vector<io::TensorSpec> specs;
+    const Slab& slab = store.slab(block);
+    const auto has = [&](const SlabPart& part) { return !part.is_moment || slab.exp_avg != nullptr; };
     for (const SlabPart& part : slab_parts) {
+      if (!has(part)) continue;
       for (const Parameter& parameter : parameters) {
         specs.push_back({parameter.name + part.suffix, part.dtype, parameter.shape.to_vector()});
       }
     }
     io::SafetensorsWriter& file = writer.safetensors(block_file(block), specs);
     for (const SlabPart& part : slab_parts) {
+      if (!has(part)) continue;
       for (const Parameter& parameter : parameters) {
-        file.append(parameter.name + part.suffix, piece_of(store.slab(block), part, parameter));
+        file.append(parameter.name + part.suffix, piece_of(slab, part, parameter));
       }
     }
     file.finish();
@@ -74,9 +78,15 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& output_dir, c
 }
 
 std::uint64_t checkpoint_bytes(const ModelLayout& layout) {
-  // Twelve bytes per parameter; headers and texts are small beside that.
+  // Twelve bytes per parameter, four of a frozen block; headers and texts are small beside that.
   constexpr std::uint64_t per_block = 1 << 16;
-  return static_cast<std::uint64_t>(layout.num_parameters()) * 12 + layout.blocks.size() * per_block;
+  std::uint64_t bytes = layout.blocks.size() * per_block;
+  for (int block = 0; block < layout.num_blocks(); ++block) {
+    for (const Parameter& parameter : layout.blocks[static_cast<std::size_t>(block)].parameters) {
+      bytes += static_cast<std::uint64_t>(parameter.numel()) * (layout.is_frozen(block) ? 4 : 12);
+    }
+  }
+  return bytes;
 }
 
 TrainerState read_trainer_state(const io::CheckpointReader& checkpoint) {

@@ -388,6 +388,7 @@ std::vector<float> Engine::append(std::span<const std::int32_t> tokens) {
 }
 
 std::vector<float> Engine::gradient(int block, const Parameter& parameter) const {
+  LAYERSTREAM_EXPECT(!shape_.layout.is_frozen(block), "block {} is frozen and has no gradient", block);
   std::vector<float> values(static_cast<std::size_t>(parameter.numel()));
   const std::int64_t kept = shape_.schedule.device_update.kept(block);
   const std::int64_t on_device = std::clamp<std::int64_t>(kept - parameter.offset, 0, parameter.numel());

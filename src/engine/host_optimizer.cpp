@@ -18,7 +18,7 @@ void HostOptimizer::update(const ops::AdamWSlice& slab, std::span<const DecayRan
                      "{} ranges of decay for a slab of {}", decays.size(), slab.n);
   std::vector<ops::AdamWScalars> scalars;
   for (const DecayRange& range : decays) {
-    scalars.push_back(ops::adamw_scalars(ops::with_decay(settings, range.decay)));
+    scalars.push_back(ops::adamw_scalars(ops::with_decay(settings, range.decay.value_or(0.0))));
   }
   const std::int64_t pieces = (slab.n + piece_elements_ - 1) / piece_elements_;
   pool_->parallel_for(pieces, [&](std::int64_t piece) {
@@ -28,7 +28,7 @@ void HostOptimizer::update(const ops::AdamWSlice& slab, std::span<const DecayRan
     for (std::size_t i = 0; i < decays.size() && done < end; ++i) {
       const std::int64_t range_end = std::min(decays[i].end, end);
       if (range_end <= done) continue;
-      ops::adamw_host(ops::elements(slab, done, range_end), scalars[i]);
+      if (decays[i].decay) ops::adamw_host(ops::elements(slab, done, range_end), scalars[i]);
       done = range_end;
     }
   });

@@ -21,8 +21,8 @@ class HostOptimizer {
   /// @param pool outlives this object; @param piece_elements at least 1.
   explicit HostOptimizer(WorkerPool& pool, std::int64_t piece_elements = default_piece_elements);
 
-  /// One step, in place; returns when all of the slab is updated. @param decays of its elements, instead of
-  /// settings.weight_decay. Throws ContractError unless they ascend and end with slab.n.
+  /// One step, in place; returns when all of the slab is updated but what is frozen. @param decays of its
+  /// elements, instead of settings.weight_decay. Throws ContractError unless they ascend and end with slab.n.
   void update(const ops::AdamWSlice& slab, std::span<const DecayRange> decays,
               const ops::AdamWSettings& settings);
   /// All of it decayed by settings.weight_decay.

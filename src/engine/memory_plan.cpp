@@ -36,6 +36,10 @@ DeviceUpdate make_device_update(const ModelLayout& layout, double fraction, bool
       update.elements.push_back(block.num_elements);
       continue;
     }
+    if (layout.is_frozen(static_cast<int>(update.elements.size()))) {
+      update.elements.push_back(0);
+      continue;
+    }
     const auto wanted = static_cast<std::int64_t>(fraction * static_cast<double>(block.num_elements));
     const std::int64_t share = wanted == block.num_elements ? wanted : wanted / unit * unit;
     update.elements.push_back(share);
@@ -74,6 +78,12 @@ RunConfig with_default_placement(RunConfig config, const Device& device) {
   return config;
 }
 
+std::int64_t most_resident_blocks(const ModelLayout& layout) {
+  int first_frozen = 0;
+  while (first_frozen < layout.num_blocks() && !layout.is_frozen(first_frozen)) ++first_frozen;
+  return first_frozen;
+}
+
 EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& given, EngineMode mode,
                               const Device& device) {
   const RunConfig config = with_default_placement(given, device);
@@ -82,7 +92,7 @@ EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& given, Eng
   shape.spec = spec;
   shape.spec.attention_pattern = attention_pattern_of(config);
   check_attention_pattern(shape.spec);
-  shape.layout = make_layout(spec);
+  shape.layout = make_layout(spec, train ? config.frozen_parameters : std::vector<std::string>{});
   shape.compute = config.compute_dtype;
   const std::int64_t rows =
       train ? config.per_device_train_batch_size * config.gradient_accumulation_steps : 1;
@@ -98,6 +108,11 @@ EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& given, Eng
   schedule.head_uses_embedding = shape.layout.head_uses_embedding;
   schedule.train = train;
   schedule.logits_only = !train;
+  if (train && !config.frozen_parameters.empty()) {
+    for (int block = 0; block < schedule.num_blocks; ++block) {
+      schedule.frozen.push_back(shape.layout.is_frozen(block));
+    }
+  }
   if (train) {
     const auto at_most_all = [&](std::int64_t blocks) {
       return static_cast<int>(std::min<std::int64_t>(blocks, schedule.num_blocks));
@@ -114,6 +129,13 @@ EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& given, Eng
       throw ConfigError(
           "optimizer_device_share, resident_blocks: immediate updates are the host's alone, since they may have to stop in the middle; "
           "set both to 0, or optimizer_update: deferred");
+    }
+    if (const std::int64_t most = most_resident_blocks(shape.layout);
+        *config.resident_blocks > most && most < schedule.num_blocks) {
+      throw ConfigError(fmt::format(
+          "resident_blocks: {} blocks cannot live on the device, since block {} is frozen: only those before the "
+          "first frozen one can; lower it to {}, or leave it out",
+          *config.resident_blocks, most, most));
     }
     schedule.device_update = make_device_update(
         shape.layout, share, !*config.gradients_on_host, at_most_all(*config.resident_blocks),

@@ -23,6 +23,9 @@ enum class EngineMode : std::uint8_t {
 /// chosen.
 RunConfig with_default_placement(RunConfig config, const Device& device);
 
+/// What resident_blocks can be: the blocks before the first frozen one.
+std::int64_t most_resident_blocks(const ModelLayout& layout);
+
 /// The size of everything that an engine of this model, run and mode needs. Nothing is allocated.
 /// @param config placement keys that are not given are the default ones.
 /// Throws ConfigError for combinations that cannot work.

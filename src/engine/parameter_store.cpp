@@ -24,9 +24,10 @@ Slab make_slab(const BlockLayout& block, Arena& arena, std::string_view upper, s
 }
 
 ParameterStore::ParameterStore(const ModelLayout& layout, Arena& host, bool with_moments) : layout_(layout) {
-  for (const BlockLayout& block : layout.blocks) {
-    slabs_.push_back(make_slab(block, host, "weights, upper halves (bf16)", "weights, lower halves",
-                               with_moments ? "Adam moments (fp32)" : ""));
+  for (int block = 0; block < layout.num_blocks(); ++block) {
+    slabs_.push_back(make_slab(layout.blocks[static_cast<std::size_t>(block)], host,
+                               "weights, upper halves (bf16)", "weights, lower halves",
+                               with_moments && !layout.is_frozen(block) ? "Adam moments (fp32)" : ""));
   }
   versions_ = std::make_unique<std::atomic<std::int64_t>[]>(layout.blocks.size());
 }

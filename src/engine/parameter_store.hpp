@@ -17,11 +17,11 @@ namespace layerstream {
 /// Called between blocks while weights are read, written or made; may throw to stop.
 using BlockCallback = std::function<void(int blocks_done, int num_blocks)>;
 
-/// One block's share of the model's state in host memory: 12 bytes per parameter.
+/// One block's share of the model's state in host memory: 12 bytes per parameter, 4 of a frozen block.
 struct Slab {
   bf16* hi;           ///< upper halves: the weights that stream
   std::int16_t* lo;   ///< lower halves: with hi, the exact FP32 master
-  float* exp_avg;     ///< Adam's first moment
+  float* exp_avg;     ///< Adam's first moment; null of a frozen block, and where nothing is trained
   float* exp_avg_sq;  ///< Adam's second moment
   std::int64_t num_elements;
   std::int64_t num_matrix_elements;

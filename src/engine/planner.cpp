@@ -48,6 +48,7 @@ class Search {
   Search(const ModelSpec& spec, const RunConfig& config, const Machine& machine, std::size_t data_bytes)
       : spec_(spec), given_(config), machine_(machine), backend_(make_backend(config, machine.device)) {
     add_process_lines(process_, data_bytes, machine.engine_bytes);
+    most_resident_ = most_resident_blocks(make_layout(spec, config.frozen_parameters));
     chunks_ = uniform_chunk_plan(config.per_device_train_batch_size * config.gradient_accumulation_steps,
                                  config.cutoff_len, *config.chunk_tokens);
     for (const ChunkGroup& group : chunks_.groups) {
@@ -264,7 +265,7 @@ class Search {
     const auto ledger_of = [&](std::int64_t blocks) { return memory_of(config_of(choice, blocks)).ledger; };
     if (given_.resident_blocks)
       return fits(ledger_of(*given_.resident_blocks)) ? *given_.resident_blocks : -1;
-    const std::int64_t all = given_.optimizer_update == OptimizerUpdate::immediate ? 0 : num_layers() + 2;
+    const std::int64_t all = given_.optimizer_update == OptimizerUpdate::immediate ? 0 : most_resident_;
     std::int64_t fitting = -1;
     std::int64_t too_many = all + 1;
     while (too_many - fitting > 1) {
@@ -408,6 +409,7 @@ class Search {
   std::unique_ptr<MemoryBackend> backend_;
   Ledger process_;
   ChunkPlan chunks_;
+  std::int64_t most_resident_ = 0;  ///< that can be at all
   std::int64_t chunks_of_row_ = 1;  ///< at most
   std::vector<Choice> smallest_;
   std::map<Choice, std::int64_t> most_on_device_;  ///< by choices that have none there

@@ -116,6 +116,7 @@ struct ScheduleSettings {
   bool logits_only = false;     ///< forward, and logits instead of the loss
   bool pending_update = false;  ///< gradients of the step before wait
   bool load_resident = false;   ///< the resident blocks' state is newer on the host
+  std::vector<bool> frozen;     ///< by block: it has no gradient; empty: none
   Lane fetch_lane = Lane::h2d;
   int weight_slots = 2;
   int gradient_slots = 2;
@@ -137,6 +138,13 @@ struct ScheduleSettings {
   bool promotes_by_kernel = false;  ///< weights come to their slot by a kernel
 
   int head() const { return num_blocks - 1; }
+  bool is_frozen(int block) const { return !frozen.empty() && frozen[static_cast<std::size_t>(block)]; }
+  /// The first decoder block that the backward pass goes through; the head if none: before it nothing is
+  /// trained.
+  int first_backward() const {
+    const auto first = std::ranges::find(frozen, false);
+    return first == frozen.end() ? 1 : std::max(1, static_cast<int>(first - frozen.begin()));
+  }
   /// The first block whose activations stay on the device; the head if none do.
   int first_device_activations() const { return head() - std::min(head() - 1, device_activation_blocks); }
   bool activations_on_device(int block) const {
@@ -152,10 +160,13 @@ struct ScheduleSettings {
   int num_input_buffers() const { return 2 + head() - first_device_activations(); }
   /// Whether a block's input waits on the host for the backward pass. The last one that would still stands
   /// where the forward pass left it.
-  bool input_leaves(int block) const { return train && block >= 1 && block < first_device_activations() - 1; }
+  bool input_leaves(int block) const {
+    return train && block >= first_backward() && block < first_device_activations() - 1;
+  }
   /// What a decoder block keeps, of the chunks that keep it.
   ActivationPolicy policy(int block) const {
-    return head() - block <= activation_blocks ? activation_policy : ActivationPolicy::input;
+    const bool keeps = head() - block <= activation_blocks && block >= first_backward();
+    return keeps ? activation_policy : ActivationPolicy::input;
   }
   /// Of a group's chunks the first that keeps what its block's policy says, counted within the group.
   int first_keeping(const ChunkGroup& group) const {
@@ -174,11 +185,17 @@ struct ScheduleSettings {
   }
   /// Whether a tied head adds to a buffer of the embedding's gradient; else it brings a share of its own
   /// along.
-  bool head_adds_to_embedding() const { return head_uses_embedding && has_own_gradient_buffer(0); }
+  bool head_adds_to_embedding() const {
+    return head_uses_embedding && !is_frozen(0) && has_own_gradient_buffer(0);
+  }
+  /// Whether it does bring one along.
+  bool head_carries_embedding() const {
+    return head_uses_embedding && !is_frozen(0) && !has_own_gradient_buffer(0);
+  }
   /// Whether of the embedding's gradient only the rows that the step used go to the host, whose slab keeps
   /// zeros between them: not where a head has gradients for all rows, or blocks take turns in the slab.
   bool emits_embedding_rows() const {
-    return kernels_reach_host && train && !head_uses_embedding &&
+    return kernels_reach_host && train && !head_uses_embedding && !is_frozen(0) &&
            optimizer_update == OptimizerUpdate::deferred && device_update.kept(0) == 0;
   }
   int num_streamed_blocks() const { return num_blocks - std::min(num_blocks, device_update.resident_blocks); }

@@ -74,7 +74,7 @@ void StepBuilder::pass(Groups groups) {
   for (int block = 0; block < head_; ++block) forward(block, groups);
   if (!settings_.train) return head_forward(groups);
   head_step(groups);
-  for (int block = head_ - 1; block >= 1; --block) backward(block, groups);
+  for (int block = head_ - 1; block >= settings_.first_backward(); --block) backward(block, groups);
 }
 
 // --- weights ---
@@ -84,7 +84,7 @@ void StepBuilder::plan_visits() {
   for (std::size_t pass = 0; pass < passes; ++pass) {
     for (int block = 0; block <= head_; ++block) visits_.push_back(block);
     if (!settings_.train) continue;
-    for (int block = head_ - 1; block >= 1; --block) visits_.push_back(block);
+    for (int block = head_ - 1; block >= settings_.first_backward(); --block) visits_.push_back(block);
   }
 }
 
@@ -268,7 +268,7 @@ void StepBuilder::head_forward(Groups groups) {
 void StepBuilder::head_step(Groups groups) {
   fetch_ahead();
   if (is_first(groups)) {
-    clear_gradient(head_);
+    if (!settings_.is_frozen(head_)) clear_gradient(head_);
     if (settings_.head_adds_to_embedding()) clear_gradient(0);
   }
   for_each_chunk(groups, [&](int chunk) {
@@ -280,7 +280,7 @@ void StepBuilder::head_step(Groups groups) {
                         .gradient_slot = gradient_slot(head_),
                         .starts_gradient = starts_gradient(head_),
                         .dependencies = {}};
-    add_flops(operation, 3.0 * cost(head_).forward_flops_per_token, 0.0);
+    add_flops(operation, (head_has_matrix_gradient() ? 3.0 : 2.0) * cost(head_).forward_flops_per_token, 0.0);
     std::vector<Resource> writes = head_gradients();
     writes.push_back({Kind::loss});
     writes.push_back({Kind::residual_gradient, 0, chunk});
@@ -292,7 +292,7 @@ void StepBuilder::head_step(Groups groups) {
 
 void StepBuilder::backward(int block, Groups groups) {
   fetch_ahead();
-  if (is_first(groups)) clear_gradient(block);
+  if (is_first(groups) && !settings_.is_frozen(block)) clear_gradient(block);
   for (const ChunkGroup& group : groups) {
     const int end = group.first_chunk + group.num_chunks;
     for (int chunk = group.first_chunk; chunk < end; ++chunk) load_input(block, chunk);
@@ -328,7 +328,8 @@ void StepBuilder::backward_chunk(int block, int chunk) {
                      .dependencies = {}},
                     {saved_intermediates(block, chunk)}, {intermediates(block, chunk, slot)});
   }
-  std::vector<Resource> writes{{Kind::residual_gradient, 0, chunk}, gradient(block)};
+  std::vector<Resource> writes{{Kind::residual_gradient, 0, chunk}};
+  if (!settings_.is_frozen(block)) writes.push_back(gradient(block));
   // The backward pass overwrites some of its intermediates with their gradients.
   if (keeps_intermediates(block, chunk)) writes.push_back(intermediates(block, chunk, slot));
   Operation operation{.kind = OperationKind::backward,
@@ -340,17 +341,19 @@ void StepBuilder::backward_chunk(int block, int chunk) {
                       .intermediate_slot = slot,
                       .starts_gradient = starts_gradient(block),
                       .dependencies = {}};
-  // Twice the forward GEMMs and 2.5 times its attention, and what the policy computes again.
+  // Twice the forward GEMMs, once in a frozen block, and 2.5 times its attention, and what the policy
+  // computes again.
   const ActivationPolicy kept = policy(block, chunk);
   const double again = kept == ActivationPolicy::all ? 0.0 : cost(block).recomputed_flops_per_token;
-  add_flops(operation, 2.0 * cost(block).forward_flops_per_token + again,
+  add_flops(operation, (settings_.is_frozen(block) ? 1.0 : 2.0) * cost(block).forward_flops_per_token + again,
             kept == ActivationPolicy::input ? 3.5 : 2.5);
   tracker_.append(std::move(operation), with_weights(block, {input(block, chunk), {Kind::group_key_value}}),
                   writes);
 }
 
 void StepBuilder::embedding_backward() {
-  if (settings_.head_uses_embedding && !settings_.head_adds_to_embedding()) {
+  if (settings_.is_frozen(0)) return;
+  if (settings_.head_carries_embedding()) {
     load_gradient(0);
   } else if (!settings_.head_uses_embedding) {
     clear_gradient(0);
@@ -375,7 +378,8 @@ Resource StepBuilder::gradient(int block) const {
 }
 
 std::vector<Resource> StepBuilder::head_gradients() const {
-  std::vector<Resource> gradients{gradient(head_)};
+  std::vector<Resource> gradients;
+  if (!settings_.is_frozen(head_)) gradients.push_back(gradient(head_));
   if (settings_.head_adds_to_embedding()) gradients.push_back(gradient(0));
   return gradients;
 }
@@ -415,7 +419,22 @@ void StepBuilder::load_gradient(int block) {
       {gradient(block)});
 }
 
+bool StepBuilder::head_has_matrix_gradient() const {
+  return settings_.head_uses_embedding ? !settings_.is_frozen(0) : !settings_.is_frozen(head_);
+}
+
+/// The loss comes to the host with the head's gradient; by itself if there is none.
+void StepBuilder::emit_loss() {
+  tracker_.append(
+      {.kind = OperationKind::emit_gradient, .lane = Lane::d2h, .block = head_, .dependencies = {}},
+      {{Kind::loss}}, {{Kind::host_statistics, head_}});
+}
+
 void StepBuilder::finish_gradient(int block) {
+  if (settings_.is_frozen(block)) {
+    if (block == head_) emit_loss();
+    return;
+  }
   const int slot = gradient_slot(block);
   tracker_.append({.kind = OperationKind::gradient_norm,
                    .lane = Lane::compute,

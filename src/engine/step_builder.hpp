@@ -76,11 +76,11 @@ class StepBuilder {
   bool starts_gradient(int block);
   void clear_gradient(int block);
   void load_gradient(int block);
+  bool head_has_matrix_gradient() const;
+  void emit_loss();
   void finish_gradient(int block);
   /// Whether a block's gradient in the ring has the embedding's share behind it.
-  bool carries_embedding(int block) const {
-    return block == head_ && settings_.head_uses_embedding && !settings_.head_adds_to_embedding();
-  }
+  bool carries_embedding(int block) const { return block == head_ && settings_.head_carries_embedding(); }
   std::int64_t kept_bytes(int block) const;
   std::int64_t emitted_bytes(int block) const;
 

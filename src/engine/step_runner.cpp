@@ -363,11 +363,18 @@ void StepRunner::loss_and_gradient(const Operation& operation, StreamView stream
   // Own slab first: [lm_head] norm; then, when tied, the embedding's slab, unless that has its own buffer.
   const std::int64_t matrix_at = layout.head_uses_embedding ? own.num_elements : 0;
   const std::int64_t matrix_elements = spec.vocab_size * spec.hidden_size;
-  const TensorView matrix = parts_.shape.schedule.head_adds_to_embedding()
-                                ? block_gradient(layout.embedding()).rows(0, matrix_elements)
-                                : gradient_of(operation, matrix_at, matrix_elements);
-  const HeadGradients gradients{.norm = gradient_of(operation, own.num_matrix_elements, spec.hidden_size),
-                                .matrix = matrix.reshape({spec.vocab_size, spec.hidden_size})};
+  const ScheduleSettings& schedule = parts_.shape.schedule;
+  const bool is_frozen = schedule.is_frozen(operation.block);
+  TensorView matrix;
+  if (schedule.head_adds_to_embedding()) {
+    matrix = block_gradient(layout.embedding()).rows(0, matrix_elements);
+  } else if (layout.head_uses_embedding ? schedule.head_carries_embedding() : !is_frozen) {
+    matrix = gradient_of(operation, matrix_at, matrix_elements);
+  }
+  const HeadGradients gradients{
+      .norm = is_frozen ? parts_.device_buffers.unused_gradient.rows(0, spec.hidden_size)
+                        : gradient_of(operation, own.num_matrix_elements, spec.hidden_size),
+      .matrix = matrix ? matrix.reshape({spec.vocab_size, spec.hidden_size}) : TensorView()};
   const TensorView dx = parts_.device_buffers.residual_gradient.rows(chunk.first_token, chunk.num_tokens);
   HeadPass pass = head_pass(operation, weights);
   pass.overwrites_matrix_gradient = operation.starts_gradient;
@@ -394,11 +401,21 @@ void StepRunner::rebuild_key_value(const Operation& operation, StreamView stream
   decoder_rebuild_key_value(context(stream), pass, ready);
 }
 
+DecoderGradients StepRunner::decoder_gradients(const Operation& operation) const {
+  const ModelSpec& spec = parts_.shape.spec;
+  const BlockLayout& block = layout_of(operation.block);
+  if (parts_.shape.schedule.is_frozen(operation.block)) {
+    return bind_vector_gradients(spec, block, parts_.device_buffers.unused_gradient.data(), DType::f32);
+  }
+  return bind_decoder_gradients(spec, block, gradient_of(operation, 0, block.num_elements).data(),
+                                DType::f32);
+}
+
 void StepRunner::backward(const Operation& operation, StreamView stream) {
   const Chunk& chunk = chunk_of(operation);
   const TensorView dy_dx = parts_.device_buffers.residual_gradient.rows(chunk.first_token, chunk.num_tokens);
-  const TensorView gradient = gradient_of(operation, 0, layout_of(operation.block).num_elements);
   if (operation.block == parts_.shape.layout.embedding()) {
+    const TensorView gradient = gradient_of(operation, 0, layout_of(operation.block).num_elements);
     const ModelSpec& spec = parts_.shape.spec;
     ops::embedding_backward(
         context(stream),
@@ -408,8 +425,7 @@ void StepRunner::backward(const Operation& operation, StreamView stream) {
   }
   bind(operation, stream);
   const DecoderWeights weights = decoder_weights(operation.block);
-  const DecoderGradients gradients =
-      bind_decoder_gradients(parts_.shape.spec, layout_of(operation.block), gradient.data(), DType::f32);
+  const DecoderGradients gradients = decoder_gradients(operation);
   DecoderPass pass = pass_of(operation, weights, intermediates_of(operation, chunk));
   const ChunkGroup& group = chunks_->groups[static_cast<std::size_t>(chunk.group)];
   // The group's last chunk comes first, and sees all of its keys.

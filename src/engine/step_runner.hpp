@@ -78,6 +78,8 @@ class StepRunner final : public OperationRunner {
   DecoderPass pass_of(const Operation& operation, const DecoderWeights& weights,
                       const DecoderIntermediates& intermediates) const;
   DecoderWeights decoder_weights(int block) const;
+  /// Of a frozen block the matrices have none, and those of vectors go where nobody reads them.
+  DecoderGradients decoder_gradients(const Operation& operation) const;
   HeadWeights head_weights() const;
   HeadPass head_pass(const Operation& operation, const HeadWeights& weights) const;
   /// `elements` from `first` on of the buffer that the block's gradient grows in.

@@ -84,13 +84,23 @@ void StepRunner::keep_gradient(const Operation& operation, StreamView stream) {
 
 void StepRunner::gradient_norm(const Operation& operation, StreamView stream) {
   // A tied head's share of the embedding's gradient is counted with the embedding.
-  const TensorView gradient = gradient_of(operation, 0, layout_of(operation.block).num_elements);
+  const BlockLayout& block = layout_of(operation.block);
+  const TensorView gradient = gradient_of(operation, 0, block.num_elements);
+  for (const Parameter& parameter : block.parameters) {
+    if (parameter.is_frozen)
+      ops::fill_zero(context(stream), gradient.rows(parameter.offset, parameter.numel()));
+  }
   ops::sum_of_squares(context(stream), parts_.device_buffers.norm_partials + operation.block, gradient);
 }
 
 void StepRunner::emit_gradient(const Operation& operation, StreamView stream) {
   const int block = operation.block;
   const ScheduleSettings& schedule = parts_.shape.schedule;
+  if (block == parts_.shape.layout.head()) {
+    parts_.backend.copy_to_host(parts_.host_buffers.nll_sum, parts_.device_buffers.nll_sum, sizeof(double),
+                                stream);
+  }
+  if (schedule.is_frozen(block)) return;
   const TensorView gradient = gradient_of(operation, 0, parts_.shape.gradient_elements(block));
   const auto emit = [&](int home, std::int64_t first, std::int64_t count) {
     const std::size_t slab = static_cast<std::size_t>(host_gradient_slab(schedule, home));
@@ -119,10 +129,6 @@ void StepRunner::emit_gradient(const Operation& operation, StreamView stream) {
   if (gradient.numel() > own) emit(parts_.shape.layout.embedding(), own, gradient.numel() - own);
   parts_.backend.copy_to_host(&parts_.host_buffers.norm_partials[block],
                               parts_.device_buffers.norm_partials + block, sizeof(double), stream);
-  if (block == parts_.shape.layout.head()) {
-    parts_.backend.copy_to_host(parts_.host_buffers.nll_sum, parts_.device_buffers.nll_sum, sizeof(double),
-                                stream);
-  }
 }
 
 void StepRunner::update(const Operation& operation) {
@@ -224,17 +230,22 @@ void StepRunner::update_on_device(const Operation& operation, StreamView stream)
   const ops::AdamWSlice piece = device_piece(operation);
   const std::vector<DecayRange> ranges = decays(operation.block, first, piece.n);
   const auto scalars = [&](std::size_t range) {
-    return ops::adamw_scalars(
-        ops::with_decay(optimizer_settings_, ranges[std::min(range, ranges.size() - 1)].decay));
+    return ops::adamw_scalars(ops::with_decay(optimizer_settings_, *ranges[range].decay));
   };
-  // Two ranges at once: a block's matrices and vectors are one launch.
   std::int64_t begin = 0;
-  for (std::size_t i = 0; i < ranges.size(); i += 2) {
-    const std::int64_t end = ranges[std::min(i + 1, ranges.size() - 1)].end;
+  for (std::size_t i = 0; i < ranges.size();) {
+    if (!ranges[i].decay) {
+      begin = ranges[i++].end;
+      continue;
+    }
+    // Two ranges at once: a block's matrices and vectors are one launch.
+    const std::size_t last = i + 1 < ranges.size() && ranges[i + 1].decay ? i + 1 : i;
+    const std::int64_t end = ranges[last].end;
     ops::adamw_device(context_without_workspace(stream), ops::elements(piece, begin, end),
-                      ranges[i].end - begin, scalars(i), scalars(i + 1),
+                      ranges[i].end - begin, scalars(i), scalars(last),
                       device.is_in_place(operation.block) ? device.thread_blocks : 0);
     begin = end;
+    i = last + 1;
   }
   if (operation.update_slot < 0) parts_.store.bump_version(operation.block);
 }
@@ -254,7 +265,7 @@ void StepRunner::store_state(const Operation& operation, StreamView stream) {
 void StepRunner::compute_verdict() {
   double sum_of_squares = 0.0;
   for (int block = 0; block < parts_.shape.layout.num_blocks(); ++block) {
-    sum_of_squares += parts_.host_buffers.norm_partials[block];
+    if (!parts_.shape.schedule.is_frozen(block)) sum_of_squares += parts_.host_buffers.norm_partials[block];
   }
   verdict_.nll_sum = *parts_.host_buffers.nll_sum;
   verdict_.grad_norm = std::sqrt(sum_of_squares);
@@ -264,7 +275,8 @@ void StepRunner::compute_verdict() {
   verdict_.finite = std::isfinite(*parts_.host_buffers.nll_sum);
   for (int block = 0; block < parts_.shape.layout.num_blocks(); ++block) {
     verdict_.finite =
-        verdict_.finite && is_usable(parts_.host_buffers.norm_partials[block], verdict_.clip_scale);
+        verdict_.finite && (parts_.shape.schedule.is_frozen(block) ||
+                            is_usable(parts_.host_buffers.norm_partials[block], verdict_.clip_scale));
   }
 }
 

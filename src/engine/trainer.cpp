@@ -298,7 +298,7 @@ void Trainer::check_disk_space() const {
     return of > 0 ? total_steps_ / of - state_.global_step / of : 0;
   };
   const std::int64_t saves = multiples_to_come(every) + (every > 0 && total_steps_ % every == 0 ? 0 : 1);
-  const std::uint64_t bytes = checkpoint_bytes(make_layout(spec_));
+  const std::uint64_t bytes = checkpoint_bytes(make_layout(spec_, run.frozen_parameters));
   // Kept beside those of the limit: the best, and the major ones.
   const std::int64_t beside =
       run.save_total_limit > 0 ? (held_out_ ? 1 : 0) + multiples_to_come(run.save_major_steps) : 0;
@@ -337,6 +337,7 @@ void Trainer::warn_of_changed_settings(const io::CheckpointReader& checkpoint) c
   compare("warmup_ratio", before.warmup_ratio, now.warmup_ratio);
   compare("weight_decay", before.weight_decay, now.weight_decay);
   compare("weight_decay_rules", before.weight_decay_rules, now.weight_decay_rules);
+  compare("frozen_parameters", before.frozen_parameters, now.frozen_parameters);
   compare("skip_loss_zscore", before.skip_loss_zscore, now.skip_loss_zscore);
   compare("skip_grad_norm_zscore", before.skip_grad_norm_zscore, now.skip_grad_norm_zscore);
   compare("adam_beta1", before.adam_beta1, now.adam_beta1);
@@ -402,6 +403,12 @@ void Trainer::log_banner() const {
                           format_count(static_cast<double>(count)));
   }
   log_.info("weight decay: {}", decays);
+  if (const std::int64_t trained = shape.layout.num_trainable_parameters();
+      trained < shape.layout.num_parameters()) {
+    log_.info("frozen: {} of {} parameters",
+              format_count(static_cast<double>(shape.layout.num_parameters() - trained)),
+              format_count(static_cast<double>(shape.layout.num_parameters())));
+  }
   log_placement();
   log_.info("output: {}", run.output_dir);
 }
@@ -553,7 +560,7 @@ std::filesystem::path Trainer::write_checkpoint() {
     engine_->apply_pending();
     return write_checkpoint(std::as_const(*engine_).parameters());
   }
-  const ModelLayout layout = make_layout(spec_);
+  const ModelLayout layout = make_layout(spec_, config_.run.frozen_parameters);
   Ledger uncounted;
   Arena memory(Space::host, state_memory_->data(), state_memory_->bytes(), uncounted);
   return write_checkpoint(ParameterStore(layout, memory));
@@ -635,7 +642,7 @@ TrainingEnd Trainer::run() {
     }
   }
   monitor_->close_window();  // a checkpoint is no part of it
-  end.interrupted = !done();
+  end.interrupted = !done() || evaluation_is_due();  // a stop may have cut the last one short
   const bool has_news = state_.global_step > end.global_step || (evaluated_anew && done());
   if (!saved && has_news) end.checkpoint = save();
   if (end.interrupted) {

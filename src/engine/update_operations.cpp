@@ -41,6 +41,7 @@ void UpdateOperations::hosts_shares() {
 }
 
 void UpdateOperations::hosts_share(int block) {
+  if (settings_.is_frozen(block)) return;
   const Resource gradient{Kind::host_gradient, host_gradient_slab(settings_, block)};
   const std::int64_t elements = cost(block).num_elements;
   const std::int64_t own = elements - settings_.device_update.of(block);

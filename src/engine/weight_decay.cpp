@@ -22,6 +22,7 @@ std::vector<WeightDecayRule> read_rules(const std::vector<std::string>& texts) {
 
 WeightDecay::WeightDecay(const ModelLayout& layout, const std::vector<std::string>& rules) {
   const std::vector<WeightDecayRule> read = read_rules(rules);
+  for (const WeightDecayRule& rule : read) check_pattern(layout, rule.pattern, "weight_decay_rules");
   const auto decay_of = [&](const Parameter& parameter) -> std::optional<double> {
     const auto rule = std::find_if(read.rbegin(), read.rend(), [&](const WeightDecayRule& candidate) {
       return candidate.fits(parameter.name);
@@ -35,9 +36,10 @@ WeightDecay::WeightDecay(const ModelLayout& layout, const std::vector<std::strin
     std::vector<Range>& ranges = blocks_.emplace_back();
     for (const Parameter& parameter : block.parameters) {
       const std::optional<double> decay = decay_of(parameter);
-      if (!ranges.empty() && ranges.back().decay == decay) continue;
+      const bool frozen = parameter.is_frozen;
+      if (!ranges.empty() && ranges.back().decay == decay && ranges.back().is_frozen == frozen) continue;
       if (!ranges.empty()) ranges.back().end = parameter.offset;
-      ranges.push_back({.end = block.num_elements, .decay = decay});
+      ranges.push_back({.end = block.num_elements, .decay = decay, .is_frozen = frozen});
     }
   }
 }
@@ -47,7 +49,8 @@ std::vector<DecayRange> WeightDecay::ranges(int block, std::int64_t first, std::
   std::vector<DecayRange> result;
   for (const Range& range : blocks_[static_cast<std::size_t>(block)]) {
     const std::int64_t end = std::min(range.end - first, count);
-    const double decay = range.decay.value_or(weight_decay);
+    std::optional<double> decay;
+    if (!range.is_frozen) decay = range.decay.value_or(weight_decay);
     if (end <= 0 || (!result.empty() && end <= result.back().end)) continue;
     if (!result.empty() && result.back().decay == decay) {
       result.back().end = end;
@@ -62,7 +65,8 @@ std::map<double, std::int64_t> WeightDecay::groups(const ModelLayout& layout, do
   std::map<double, std::int64_t> counts;
   for (int block = 0; block < layout.num_blocks(); ++block) {
     for (const Parameter& parameter : layout.blocks[static_cast<std::size_t>(block)].parameters) {
-      counts[ranges(block, parameter.offset, 1, weight_decay).front().decay] += parameter.numel();
+      if (parameter.is_frozen) continue;
+      counts[*ranges(block, parameter.offset, 1, weight_decay).front().decay] += parameter.numel();
     }
   }
   return counts;

@@ -12,10 +12,10 @@
 
 namespace layerstream {
 
-/// Elements that lie side by side, up to `end`, and share a decay.
+/// Elements that lie side by side, up to `end`, and share a decay, or are all frozen.
 struct DecayRange {
   std::int64_t end = 0;
-  double decay = 0.0;
+  std::optional<double> decay = 0.0;  ///< nothing: they are not updated
 
   bool operator==(const DecayRange&) const = default;
 };
@@ -24,7 +24,8 @@ struct DecayRange {
 /// and those that a rule fits by the last such rule's.
 class WeightDecay {
  public:
-  /// @param rules as weight_decay_rules has them. @pre each can be read.
+  /// @param rules as weight_decay_rules has them. @pre each can be read. Throws ConfigError for one that fits
+  /// no parameter.
   WeightDecay(const ModelLayout& layout, const std::vector<std::string>& rules);
 
   /// Of `count` elements from `first` on of the block's slab, counted from `first`: neighbours differ, and
@@ -32,14 +33,15 @@ class WeightDecay {
   std::vector<DecayRange> ranges(int block, std::int64_t first, std::int64_t count,
                                  double weight_decay) const;
 
-  /// How many parameters have each decay.
+  /// How many trained parameters have each decay.
   std::map<double, std::int64_t> groups(const ModelLayout& layout, double weight_decay) const;
 
  private:
-  /// Up to `end`; without a decay of its own, weight_decay.
+  /// Up to `end`; trained without a decay of its own: weight_decay.
   struct Range {
     std::int64_t end;
     std::optional<double> decay;
+    bool is_frozen;
   };
   std::vector<std::vector<Range>> blocks_;
 };

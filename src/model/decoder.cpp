@@ -182,6 +182,12 @@ void write_gate_up(const ops::Context& context, const DecoderPass& pass) {
     ops::add_bias(context, pass.intermediates.gate_up, pass.weights.gate_up_bias);
 }
 
+/// Nothing for a matrix that has none.
+void add_weight_gradient(const ops::Context& context, TensorView dweight, ConstTensorView dy,
+                         ConstTensorView x, bool accumulate) {
+  if (dweight) ops::linear_backward_weight(context, dweight, dy, x, accumulate);
+}
+
 void mlp_backward(const ops::Context& context, const DecoderPass& pass, TensorView dy_dx,
                   const DecoderGradients& gradients) {
   const DecoderScratch& scratch = pass.scratch;
@@ -192,7 +198,7 @@ void mlp_backward(const ops::Context& context, const DecoderPass& pass, TensorVi
   const TensorView dgate_up = gate_up;
   // One pass over the largest tensors makes the activation again as well, in its gradient's place.
   ops::swiglu_backward(context, dgate_up, dactivation, gate_up, scratch.activation);
-  ops::linear_backward_weight(context, gradients.down, dy_dx, scratch.activation, accumulate);
+  add_weight_gradient(context, gradients.down, dy_dx, scratch.activation, accumulate);
   if (gradients.down_bias) ops::bias_backward(context, gradients.down_bias, dy_dx);
 
   ops::linear_backward_input(context, scratch.dhidden, dgate_up, pass.weights.gate_up);
@@ -205,7 +211,7 @@ void mlp_backward(const ops::Context& context, const DecoderPass& pass, TensorVi
                                    .weight = pass.weights.post_attention_norm,
                                    .residual = dy_dx,
                                    .eps = pass.spec.rms_norm_eps});
-  ops::linear_backward_weight(context, gradients.gate_up, dgate_up, scratch.normed, accumulate);
+  add_weight_gradient(context, gradients.gate_up, dgate_up, scratch.normed, accumulate);
   if (gradients.gate_up_bias) ops::bias_backward(context, gradients.gate_up_bias, dgate_up);
 }
 
@@ -215,7 +221,7 @@ void attention_backward(const ops::Context& context, const DecoderPass& pass, Te
   const Columns columns(pass.spec);
   const std::int64_t tokens = pass.chunk.num_tokens;
   const bool accumulate = !pass.overwrites_matrix_gradients;
-  ops::linear_backward_weight(context, gradients.output, dresidual_dx, attention_as_matrix(pass), accumulate);
+  add_weight_gradient(context, gradients.output, dresidual_dx, attention_as_matrix(pass), accumulate);
   if (gradients.output_bias) ops::bias_backward(context, gradients.output_bias, dresidual_dx);
   ops::linear_backward_input(context, scratch.dattention.reshape({tokens, pass.spec.query_size()}),
                              dresidual_dx, pass.weights.output);
@@ -273,8 +279,8 @@ void attention_backward(const ops::Context& context, const DecoderPass& pass, Te
                                    .weight = pass.weights.input_norm,
                                    .residual = dresidual_dx,
                                    .eps = pass.spec.rms_norm_eps});
-  ops::linear_backward_weight(context, gradients.query_key_value, scratch.dquery_key_value, scratch.normed,
-                              accumulate);
+  add_weight_gradient(context, gradients.query_key_value, scratch.dquery_key_value, scratch.normed,
+                      accumulate);
 }
 
 }  // namespace
@@ -289,6 +295,13 @@ DecoderGradients bind_decoder_gradients(const ModelSpec& spec, const BlockLayout
   void* const vectors = static_cast<std::byte*>(gradients) +
                         static_cast<std::size_t>(block.num_matrix_elements) * size_of(dtype);
   return bind<TensorView>(spec, block, gradients, dtype, vectors, dtype);
+}
+
+DecoderGradients bind_vector_gradients(const ModelSpec& spec, const BlockLayout& block, void* vectors,
+                                       DType dtype) {
+  DecoderGradients gradients = bind<TensorView>(spec, block, vectors, dtype, vectors, dtype);
+  gradients.query_key_value = gradients.output = gradients.gate_up = gradients.down = {};
+  return gradients;
 }
 
 void decoder_forward(const ops::Context& context, const DecoderPass& pass, TensorView y) {

@@ -42,6 +42,10 @@ DecoderWeights bind_decoder_weights(const ModelSpec& spec, const BlockLayout& bl
 DecoderGradients bind_decoder_gradients(const ModelSpec& spec, const BlockLayout& block, void* gradients,
                                         DType dtype);
 
+/// Gradients of the block's vectors alone, at `vectors`; those of matrices are empty.
+DecoderGradients bind_vector_gradients(const ModelSpec& spec, const BlockLayout& block, void* vectors,
+                                       DType dtype);
+
 /// What the forward pass computes on the way for one chunk of T tokens. Each view is saved for the
 /// backward pass or is scratch; which, is the executor's affair.
 struct DecoderIntermediates {
@@ -112,7 +116,8 @@ void decoder_rebuild_key_value(const ops::Context& context, const DecoderPass& p
 /// @pre The group's keys and values up to and including this chunk stand in `pass.group`, and every
 /// later chunk of the group has been through this function.
 /// @param dy_dx (T, h): the gradient of the output, replaced by that of the input.
-/// Adds to `gradients`, or writes those of matrices (DecoderPass::overwrites_matrix_gradients).
+/// Adds to `gradients`, or writes those of matrices (DecoderPass::overwrites_matrix_gradients), but for the
+/// empty ones of matrices, which are not computed.
 void decoder_backward(const ops::Context& context, const DecoderPass& pass, const SavedIntermediates& saved,
                       TensorView dy_dx, const DecoderGradients& gradients);
 

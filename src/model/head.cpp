@@ -62,7 +62,8 @@ void head_loss_and_gradient(const ops::Context& context, const HeadPass& pass, d
                                  .scale = scale});
     ops::add_sum(context, nll_sum, tile.nll);
     const bool accumulate = first > 0 || !pass.overwrites_matrix_gradient;
-    ops::linear_backward_weight(context, gradients.matrix, dlogits, tile.normed, accumulate);
+    if (gradients.matrix)
+      ops::linear_backward_weight(context, gradients.matrix, dlogits, tile.normed, accumulate);
     ops::linear_backward_input(context, dnormed, dlogits, pass.weights.matrix);
     ops::rms_norm_backward(context, {.dx = dx.rows(first, count),
                                      .dweight = gradients.norm,

@@ -42,7 +42,7 @@ void head_loss(const ops::Context& context, const HeadPass& pass, double* nll_su
 
 /// The same, and in the same sweep the gradient of nll_sum · scale.
 /// @param dx (T, h), written; may be x. Adds to `gradients`, or writes that of the matrix
-/// (HeadPass::overwrites_matrix_gradient).
+/// (HeadPass::overwrites_matrix_gradient), which is not computed if it is empty.
 void head_loss_and_gradient(const ops::Context& context, const HeadPass& pass, double scale, TensorView dx,
                             const HeadGradients& gradients, double* nll_sum);
 

@@ -1,6 +1,10 @@
 #include "model/layout.hpp"
 
+#include <algorithm>
 #include <string_view>
+
+#include "core/error.hpp"
+#include "core/name_pattern.hpp"
 
 namespace layerstream {
 namespace {
@@ -20,7 +24,8 @@ class SlabBuilder {
 
  private:
   void add(std::string_view tail, Shape shape, bool is_matrix) {
-    block_.parameters.push_back({prefix_ + std::string(tail), shape, next_, is_matrix});
+    block_.parameters.push_back(
+        {.name = prefix_ + std::string(tail), .shape = shape, .offset = next_, .is_matrix = is_matrix});
     next_ += shape.numel();
   }
   std::int64_t align() {
@@ -71,7 +76,25 @@ BlockLayout decoder_layout(const ModelSpec& spec, std::int64_t layer) {
   return block;
 }
 
+void freeze(ModelLayout& layout, const std::vector<std::string>& patterns) {
+  for (const std::string& pattern : patterns) {
+    check_pattern(layout, pattern, "frozen_parameters");
+    for (BlockLayout& block : layout.blocks) {
+      for (Parameter& parameter : block.parameters) {
+        parameter.is_frozen = parameter.is_frozen || fits_pattern(parameter.name, pattern);
+      }
+    }
+  }
+  if (layout.num_trainable_parameters() == 0) {
+    throw ConfigError("frozen_parameters: the patterns fit all parameters, so that nothing is left to train");
+  }
+}
+
 }  // namespace
+
+bool BlockLayout::is_frozen() const {
+  return std::ranges::all_of(parameters, &Parameter::is_frozen);
+}
 
 int BlockLayout::find(std::string_view tail) const {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -94,7 +117,21 @@ std::int64_t ModelLayout::num_parameters() const {
   return sum;
 }
 
-ModelLayout make_layout(const ModelSpec& spec) {
+std::int64_t ModelLayout::num_trainable_parameters() const {
+  std::int64_t sum = 0;
+  for (const BlockLayout& block : blocks) {
+    for (const Parameter& parameter : block.parameters) sum += parameter.is_frozen ? 0 : parameter.numel();
+  }
+  return sum;
+}
+
+bool ModelLayout::is_frozen(int block) const {
+  const bool has_embeddings_gradient =
+      block == head() && head_uses_embedding && !blocks[static_cast<std::size_t>(embedding())].is_frozen();
+  return blocks[static_cast<std::size_t>(block)].is_frozen() && !has_embeddings_gradient;
+}
+
+ModelLayout make_layout(const ModelSpec& spec, const std::vector<std::string>& frozen) {
   ModelLayout layout;
   layout.head_uses_embedding = spec.tie_word_embeddings;
 
@@ -116,7 +153,18 @@ ModelLayout make_layout(const ModelSpec& spec) {
   head_slab.vector("model.norm.weight", spec.hidden_size);
   head_slab.end_vectors();
   layout.blocks.push_back(std::move(head));
+  freeze(layout, frozen);
   return layout;
+}
+
+void check_pattern(const ModelLayout& layout, const std::string& pattern, std::string_view key) {
+  const auto fits = [&](const Parameter& parameter) { return fits_pattern(parameter.name, pattern); };
+  for (const BlockLayout& block : layout.blocks) {
+    if (std::ranges::any_of(block.parameters, fits)) return;
+  }
+  throw ConfigError(fmt::format("{}: no parameter's name fits \"{}\"; names are {}, {} and so on", key,
+                                pattern, layout.blocks[0].parameters[0].name,
+                                layout.blocks[1].parameters[0].name));
 }
 
 }  // namespace layerstream

@@ -110,6 +110,7 @@ inline std::vector<std::vector<std::uint8_t>> slab_bytes(const ParameterStore& s
     const auto n = static_cast<std::size_t>(slab.num_elements);
     copy(slab.hi, n * 2);
     copy(slab.lo, n * 2);
+    if (slab.exp_avg == nullptr) continue;  // frozen
     copy(slab.exp_avg, n * 4);
     copy(slab.exp_avg_sq, n * 4);
   }

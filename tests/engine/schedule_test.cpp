@@ -117,6 +117,7 @@ void for_each_schedule(
                     .head_uses_embedding = tied,
                     .train = train,
                     .pending_update = gradients == Gradients::pending,
+                    .frozen = {},
                     .fetch_lane = fetch_lane,
                     .weight_slots = weight_slots,
                     .gradient_slots = between(1, 3),
@@ -477,6 +478,7 @@ TEST(Schedule, ReplayNoticesAStepWithoutOneOfItsOperations) {
         ScheduleSettings settings{.num_blocks = 5,
                                   .head_uses_embedding = true,
                                   .pending_update = true,
+                                  .frozen = {},
                                   .intermediate_slots = 1,
                                   .activation_policy = ActivationPolicy::all,
                                   .activation_chunks = 2,
@@ -601,7 +603,7 @@ TEST(Schedule, BytesAndFlopsAreThoseOfTheCosts) {
 
 TEST(Schedule, RowsAreVisitedInTheSameOrderForwardAndBackwardAndChunksOfARowDescend) {
   const ChunkPlan chunks = plan_of({8, 24, 8}, 8);
-  const ScheduleSettings settings{.num_blocks = 3, .device_update = {}};
+  const ScheduleSettings settings{.num_blocks = 3, .frozen = {}, .device_update = {}};
   const Schedule schedule = build_schedule(settings, chunks, costs_of(settings));
   std::vector<int> forward, backward;
   for (const Operation& operation : schedule.operations) {
@@ -616,7 +618,7 @@ TEST(Schedule, RowsAreVisitedInTheSameOrderForwardAndBackwardAndChunksOfARowDesc
 TEST(Schedule, MicroBatchMajorAGroupGoesThroughAllBlocksBeforeTheNextAndGradientsStay) {
   const ChunkPlan chunks = plan_of({8, 24}, 8);
   const ScheduleSettings settings{
-      .num_blocks = 4, .loop_order = LoopOrder::micro_batch_major, .device_update = {}};
+      .num_blocks = 4, .frozen = {}, .loop_order = LoopOrder::micro_batch_major, .device_update = {}};
   const Schedule schedule = build_schedule(settings, chunks, costs_of(settings));
   std::vector<std::string> order;
   for (const Operation& operation : schedule.operations) {
@@ -634,7 +636,7 @@ TEST(Schedule, MicroBatchMajorAGroupGoesThroughAllBlocksBeforeTheNextAndGradient
 }
 
 TEST(Schedule, UpdatesAloneAreOnePerBlockInOrder) {
-  const ScheduleSettings settings{.num_blocks = 6, .pending_update = true, .device_update = {}};
+  const ScheduleSettings settings{.num_blocks = 6, .pending_update = true, .frozen = {}, .device_update = {}};
   const Schedule schedule = build_update_schedule(settings, costs_of(settings));
   ASSERT_EQ(schedule.operations.size(), 6U);
   for (int block = 0; block < 6; ++block) {
@@ -647,7 +649,7 @@ TEST(Schedule, UpdatesAloneAreOnePerBlockInOrder) {
 }
 
 TEST(Schedule, UpdatesAloneAreAlsoTheDevices) {
-  ScheduleSettings settings{.num_blocks = 4, .pending_update = true, .device_update = {}};
+  ScheduleSettings settings{.num_blocks = 4, .pending_update = true, .frozen = {}, .device_update = {}};
   // All of a block, the half of one in two pieces, nothing of one, one element of the last.
   settings.device_update = {.elements = {120, 64, 0, 1}, .piece_elements = 40, .slots = 2};
   const Schedule schedule = build_update_schedule(settings, costs_of(settings));
@@ -676,7 +678,7 @@ TEST(Schedule, UpdatesAloneAreOrderedUnderAnyTimingAndBringResidentStateToTheHos
     return low + static_cast<int>(uniform_at(6, 0, index++) * (high - low + 1));
   };
   for (int round = 0; round < 500; ++round) {
-    ScheduleSettings settings{.num_blocks = 2 + between(1, 5), .device_update = {}};
+    ScheduleSettings settings{.num_blocks = 2 + between(1, 5), .frozen = {}, .device_update = {}};
     settings.pending_update = between(0, 1) == 1;
     settings.load_resident = between(0, 1) == 1;
     settings.device_update = device_update_of(settings, static_cast<DeviceShare>(between(1, 3)), between);
@@ -705,7 +707,7 @@ TEST(Schedule, UpdatesAloneAreOrderedUnderAnyTimingAndBringResidentStateToTheHos
 TEST(Schedule, SettingsThatCannotWorkAreRefused) {
   const ChunkPlan chunks = plan_of({8}, 8);
   const auto build = [&](const std::function<void(ScheduleSettings&)>& change) {
-    ScheduleSettings settings{.num_blocks = 4, .device_update = {}};
+    ScheduleSettings settings{.num_blocks = 4, .frozen = {}, .device_update = {}};
     std::vector<BlockCost> costs = costs_of(settings);
     change(settings);
     build_schedule(settings, chunks, costs);
@@ -748,7 +750,7 @@ TEST(Schedule, SettingsThatCannotWorkAreRefused) {
 TEST(Schedule, TextHasALineForEachOperationWithItsPlaceAndWaits) {
   const ChunkPlan chunks = plan_of({16}, 8);
   const ScheduleSettings settings{
-      .num_blocks = 3, .activation_policy = ActivationPolicy::all, .device_update = {}};
+      .num_blocks = 3, .frozen = {}, .activation_policy = ActivationPolicy::all, .device_update = {}};
   const Schedule schedule = build_schedule(settings, chunks, costs_of(settings));
   const std::string text = schedule.to_text();
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'),
