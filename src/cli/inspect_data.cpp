@@ -34,6 +34,7 @@ void inspect_data(const InspectCommand& command) {
   const ModelSpec spec = parse_hf_config(model.text, model.path);
   io::DatasetOptions options = io::dataset_options(config.run, spec.vocab_size);
   options.inputs = inputs_of(config.run, model.path);
+  options.key = io::data_key(config.run, io::DataRole::train);
   const io::Dataset dataset = io::Dataset::load(options);
   const std::string warning = byte_token_warning(config.run, dataset.report());
   if (!warning.empty()) std::cerr << "warning: " << warning << '\n';

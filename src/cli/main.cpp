@@ -1,3 +1,4 @@
+#include <csignal>
 #include <exception>
 #include <iostream>
 
@@ -6,12 +7,14 @@
 
 int main(int argc, char** argv) {
   using namespace layerstream;
+  // Whoever ignores it hands that on, and how children end would be lost.
+  std::signal(SIGCHLD, SIG_DFL);
   CLI::App program{
       "layerstream: full-precision training of large language models, streamed from host memory"};
   program.require_subcommand(1);
   program.footer(
-      "Exit codes: 0 done, 1 failed, 2 configuration, files or memory refused, 3 too many steps without a "
-      "finite gradient, 75 interrupted by a signal (with a checkpoint if a step was done; run again)");
+      "Exit codes: 0 done, 1 failed, 2 configuration, files or memory refused, 3 too many steps in "
+      "a row were left out, 75 interrupted by a signal (with a checkpoint if a step was done; run again)");
   cli::add_train(program);
   cli::add_plan(program);
   cli::add_replan(program);

@@ -83,16 +83,18 @@ void print_memory(const ModelSpec& spec, const RunConfig& run, Device& device, c
   std::cout << fmt::format("  fits: host has {} ({})\n", format_bytes(host.bytes), host.bound_by);
 }
 
-/// Of the training data in host memory; nothing is prepared for it.
-std::size_t bytes_of_data(const RunConfig& run, std::int64_t vocab_size) {
-  const std::optional<std::vector<std::string>> inputs = io::ready_inputs(run, io::DataRole::train);
+/// Of the data of a role in host memory; nothing is prepared for it.
+std::size_t bytes_of_data(const RunConfig& run, io::DataRole role, std::int64_t vocab_size) {
+  const std::optional<std::vector<std::string>> inputs = io::ready_inputs(run, role);
+  const std::string_view key = io::data_key(run, role);
   if (!inputs) {
-    std::cout << "data    not counted: the dataset is tokenized when the run begins\n";
+    std::cout << fmt::format("data    {} is not counted: it is tokenized when the run begins\n", key);
     return 0;
   }
   if (inputs->empty()) return 0;
   io::DatasetOptions options = io::dataset_options(run, vocab_size);
   options.inputs = *inputs;
+  options.key = key;
   return io::Dataset::load(options).bytes();
 }
 
@@ -104,7 +106,8 @@ void plan(const PlanOptions& options) {
   const ModelSpec spec = parse_hf_config(text.text, text.path);
 
   const ops::Runtime runtime;
-  const std::size_t data_bytes = bytes_of_data(config.run, spec.vocab_size);
+  const std::size_t data_bytes = bytes_of_data(config.run, io::DataRole::train, spec.vocab_size) +
+                                 bytes_of_data(config.run, io::DataRole::held_out, spec.vocab_size);
   if (options.machines) {
     std::cout << machine_table(spec, config.run, data_bytes) << std::flush;
     return;

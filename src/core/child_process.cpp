@@ -71,7 +71,7 @@ class SpawnSettings {
     sigset_t signals;
     sigemptyset(&signals);
     ::posix_spawnattr_setsigmask(&attributes, &signals);
-    for (const int number : {SIGTERM, SIGINT, SIGUSR1, SIGHUP, SIGPIPE}) sigaddset(&signals, number);
+    for (const int number : {SIGTERM, SIGINT, SIGUSR1, SIGHUP, SIGPIPE, SIGCHLD}) sigaddset(&signals, number);
     ::posix_spawnattr_setsigdefault(&attributes, &signals);
   }
   ~SpawnSettings() {
@@ -123,6 +123,9 @@ void stop(ChildProcess& child, std::chrono::milliseconds grace) {
   while (!child.try_wait() && Clock::now() < deadline) {
     if (!child.read_some(end_interval * 4, {})) std::this_thread::sleep_for(end_interval);
   }
+  // What it started may need longer than it, and may not heed.
+  while (child.has_group() && Clock::now() < deadline) std::this_thread::sleep_for(end_interval);
+  child.kill_group();
 }
 
 }  // namespace
@@ -172,12 +175,23 @@ void ChildProcess::signal(int number) noexcept {
   if (!end_) ::kill(-pid_, number);
 }
 
+bool ChildProcess::has_group() const noexcept {
+  return ::kill(-pid_, 0) == 0;
+}
+
+void ChildProcess::kill_group() noexcept {
+  ::kill(-pid_, SIGKILL);
+}
+
 std::optional<ChildExit> ChildProcess::try_wait() noexcept {
   if (end_) return end_;
   int status = 0;
   struct rusage usage {};
-  if (::wait4(pid_, &status, WNOHANG, &usage) == pid_) {
+  const pid_t ended = ::wait4(pid_, &status, WNOHANG, &usage);
+  if (ended == pid_) {
     note_end(status, static_cast<std::size_t>(usage.ru_maxrss) * 1024);
+  } else if (ended < 0 && errno != EINTR) {
+    end_.emplace();  // somebody else has waited for it
   }
   return end_;
 }

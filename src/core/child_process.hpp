@@ -41,6 +41,10 @@ class ChildProcess {
 
   /// To the group. Nothing if the child is known to have ended.
   void signal(int number) noexcept;
+  /// Whether anything of the group is left, the child or what it started.
+  bool has_group() const noexcept;
+  /// Ends what is left of it.
+  void kill_group() noexcept;
 
   /// How it ended, if it has.
   std::optional<ChildExit> try_wait() noexcept;

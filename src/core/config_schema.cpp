@@ -165,7 +165,8 @@ std::vector<ConfigField> config_schema() {
             "global norm to which gradients are clipped; 0: no clipping",
             {"grad_clip", "clip_grad_norm", "gradient_clipping", "clip_norm"}},
            &C::max_grad_norm, {0.0, true}),
-      integer({training, "max_skipped_steps", "steps with NaN or Inf in a row before the run stops"},
+      integer({training, "max_skipped_steps",
+               "steps that are left out in a row, for NaN, Inf or as outliers, before the run stops"},
               &C::max_skipped_steps, {.min = 1}),
       real(
           {training,

@@ -79,8 +79,8 @@ struct RunConfig {
   double adam_epsilon = 1e-8;
   std::vector<std::string> frozen_parameters;  ///< patterns (see fits_pattern) of names that do not move
   double max_grad_norm = 1.0;                  ///< 0: no clipping
-  std::int64_t max_skipped_steps = 10;         ///< steps with NaN or Inf in a row before the run stops
-  // Steps that are left out because they stand out from those before them (see OutlierFilter); 0: none
+  std::int64_t max_skipped_steps = 10;         ///< steps that are left out in a row before the run stops
+  // Steps that are left out because they stand out from those before them (see RecentValues); 0: none
   double skip_loss_zscore = 0.0;
   double skip_grad_norm_zscore = 0.0;
 

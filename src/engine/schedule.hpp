@@ -34,10 +34,11 @@ enum class OperationKind : std::uint8_t {
   load_gradient,       ///< gradient emitted earlier in this step, host → device, to be added to
   rebuild_key_value,   ///< keys and values of a chunk of a long row, again
   backward,            ///< a block's backward pass over a chunk
-  gradient_norm,       ///< sum of squares of a block's gradient
-  emit_gradient,       ///< a block's gradient (but what is kept), and its statistics, device → host
-  keep_gradient,       ///< what the device's share of the update needs, to where it waits on the device
-  verdict,             ///< global norm, clip scale, finite or not
+  gradient_norm,       ///< sum of squares of a block's gradient, in which what is frozen becomes zero
+  emit_gradient,  ///< a block's gradient (but what is kept), and its statistics, device → host; of a frozen
+                  ///< head the loss alone
+  keep_gradient,  ///< what the device's share of the update needs, to where it waits on the device
+  verdict,        ///< global norm, clip scale, finite or not
 };
 std::string_view name_of(OperationKind kind);
 

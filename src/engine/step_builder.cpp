@@ -441,7 +441,7 @@ void StepBuilder::finish_gradient(int block) {
                    .block = block,
                    .gradient_slot = slot,
                    .dependencies = {}},
-                  {gradient(block)}, {{Kind::norm_partial, block}});
+                  {}, {gradient(block), {Kind::norm_partial, block}});
   const DeviceUpdate& device = settings_.device_update;
   if (!settings_.has_own_gradient_buffer(block)) {
     std::vector<Resource> kept;

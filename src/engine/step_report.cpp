@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -148,24 +149,41 @@ std::string_view name_of(WaitCause cause) {
 }
 
 double model_flops(const Schedule& schedule) {
-  double forward = 0.0;
-  bool trains = false;
+  /// Of a block's forward pass, and what its backward pass adds: once for the gradient of its input, once for
+  /// that of its weights if it is trained. Attention has no weights: twice.
+  struct Block {
+    double products = 0.0, attention = 0.0;
+    bool has_backward = false, has_gradient = false;
+  };
+  std::map<int, Block> blocks;
+  double head = 0.0;
   for (const Operation& operation : schedule.operations) {
     switch (operation.kind) {
       case OperationKind::forward:
+        blocks[operation.block].products += operation.flops - operation.attention_flops;
+        blocks[operation.block].attention += operation.attention_flops;
+        break;
       case OperationKind::loss:
       case OperationKind::logits:
-        forward += operation.flops;
+      case OperationKind::loss_and_gradient:  // nothing again, and no gradient that nobody wants
+        head += operation.flops;
         break;
-      case OperationKind::loss_and_gradient:
-        forward += operation.flops / 3.0;
-        trains = true;
+      case OperationKind::backward:
+        blocks[operation.block].has_backward = true;
+        break;
+      case OperationKind::gradient_norm:
+        blocks[operation.block].has_gradient = true;
         break;
       default:
         break;
     }
   }
-  return trains ? 3.0 * forward : forward;
+  double total = head;
+  for (const auto& [index, block] : blocks) {
+    const double times = 1.0 + (block.has_backward ? 1.0 : 0.0) + (block.has_gradient ? 1.0 : 0.0);
+    total += times * block.products + (block.has_backward ? 3.0 : 1.0) * block.attention;
+  }
+  return total;
 }
 
 StepReport make_step_report(const Schedule& schedule, std::span<const OperationTime> times) {

@@ -1,7 +1,10 @@
 #include "engine/trainer.hpp"
 
+#include <fmt/ranges.h>
+
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "backends/free_memory.hpp"
@@ -302,7 +305,7 @@ void Trainer::check_disk_space() const {
   // Kept beside those of the limit: the best, and the major ones.
   const std::int64_t beside =
       run.save_total_limit > 0 ? (held_out_ ? 1 : 0) + multiples_to_come(run.save_major_steps) : 0;
-  io::check_space(run.output_dir, io::required_bytes(run.output_dir, bytes, run.save_total_limit, saves) +
+  io::check_space(run.output_dir, io::required_bytes(run.output_dir, bytes, retention(), saves) +
                                       bytes * static_cast<std::uint64_t>(std::min(beside, saves)));
 }
 
@@ -363,8 +366,24 @@ void Trainer::warn_of_changed_settings(const io::CheckpointReader& checkpoint) c
 void Trainer::adopt_state(const io::CheckpointReader& checkpoint) {
   const TrainerState saved = read_trainer_state(checkpoint);
   check_same_run(saved, checkpoint.directory());
+  check_frozen(checkpoint);
   warn_of_changed_settings(checkpoint);
   state_ = saved;
+}
+
+/// Throws ConfigError if blocks are to be trained whose moments the checkpoint has not got.
+void Trainer::check_frozen(const io::CheckpointReader& checkpoint) const {
+  const RunConfig before = settings_of(checkpoint);
+  const ModelLayout saved = make_layout(spec_, before.frozen_parameters);
+  const ModelLayout now = make_layout(spec_, config_.run.frozen_parameters);
+  for (int block = 0; block < saved.num_blocks(); ++block) {
+    if (!saved.is_frozen(block) || now.is_frozen(block)) continue;
+    throw ConfigError(fmt::format(
+        "frozen_parameters: {} was frozen when {} was written, which has no moments of it; give frozen_parameters as "
+        "it was ([{}]), or start a new run with model_name_or_path from an export",
+        saved.blocks[static_cast<std::size_t>(block)].parameters.front().name,
+        checkpoint.directory().string(), fmt::join(before.frozen_parameters, ", ")));
+  }
 }
 
 void Trainer::load_state(const WeightSource& source) {
@@ -579,9 +598,7 @@ std::filesystem::path Trainer::write_checkpoint(const ParameterStore& store) {
       save_checkpoint(run.output_dir, store, state_, extras, std::make_shared<io::FileSystem>(),
                       [&](int done, int total) { heartbeat.set_done(done, total); });
   const std::optional<std::int64_t> best = link_best_checkpoint();
-  io::prune(run.output_dir,
-            {.limit = run.save_total_limit, .best = best, .major_steps = run.save_major_steps},
-            state_.global_step);
+  io::prune(run.output_dir, retention(), state_.global_step);
   log_.info("saved {}{}", path.string(), best == state_.global_step ? ", the best so far" : "");
   return path;
 }
@@ -597,10 +614,9 @@ TrainingEnd Trainer::run() {
   TrainingEnd end{.global_step = state_.global_step, .last_loss = 0.0, .checkpoint = {}};
   bool saved = false;
   // Of a step whose evaluation an earlier process had no time for.
-  const bool evaluated_anew = evaluate_if_due();
-  if (evaluated_anew && state_.global_step > 0) {
-    note_checkpoint();
-    link_best_checkpoint();
+  if (evaluate_if_due() && state_.global_step > 0) {
+    end.checkpoint = save();
+    saved = true;
   }
   while (!done() && !stop_.requested()) {
     replan_if_asked();
@@ -642,9 +658,12 @@ TrainingEnd Trainer::run() {
     }
   }
   monitor_->close_window();  // a checkpoint is no part of it
+  if (stops_early()) {
+    log_.info("early stop: {} evaluations in a row without a loss lower by more than {}",
+              state_.evaluation.without_gain, run.early_stopping_threshold);
+  }
   end.interrupted = !done() || evaluation_is_due();  // a stop may have cut the last one short
-  const bool has_news = state_.global_step > end.global_step || (evaluated_anew && done());
-  if (!saved && has_news) end.checkpoint = save();
+  if (!saved && state_.global_step > end.global_step) end.checkpoint = save();
   if (end.interrupted) {
     log_.warning("{} received: stopped after step {}; {}", stop_.signal_name(), state_.global_step,
                  end.checkpoint.empty() ? "no step was done, nothing to save"
@@ -652,8 +671,9 @@ TrainingEnd Trainer::run() {
   }
   end.global_step = state_.global_step;
   if (const auto& best = state_.evaluation.best_checkpoint) {
-    log_.info("best checkpoint: {}, eval loss {:.4f}",
-              (std::filesystem::path(run.output_dir) / io::best_name).string(), best->loss);
+    const bool is_known = best->loss < std::numeric_limits<double>::max();
+    log_.info("best checkpoint: {}{}", (std::filesystem::path(run.output_dir) / io::best_name).string(),
+              is_known ? fmt::format(", eval loss {:.4f}", best->loss) : ", of other held-out rows");
   }
   return end;
 }

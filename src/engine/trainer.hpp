@@ -48,7 +48,7 @@ class Trainer {
   /// One optimizer step. @pre not done().
   StepResult step();
   /// All steps are taken, or evaluations have ended the run.
-  bool done() const { return state_.global_step >= total_steps_ || state_.evaluation.stopped_early; }
+  bool done() const { return state_.global_step >= total_steps_ || stops_early(); }
   /// Measures the held-out loss if eval_strategy says so at this step and it was not done yet. @return
   /// whether it was measured; a stop request cuts it short.
   bool evaluate_if_due();
@@ -90,6 +90,8 @@ class Trainer {
   std::vector<std::string> prepared_inputs(io::DataRole role, std::string_view subject,
                                            const std::string& phase);
   std::int64_t evaluation_rows() const;
+  /// Whether early_stopping_patience is at its end.
+  bool stops_early() const;
   bool is_epoch_end() const;
   bool evaluation_is_due() const;
   /// Mean over the held-out targets; nothing if a stop was requested.
@@ -115,6 +117,8 @@ class Trainer {
   std::filesystem::path write_checkpoint();
   std::filesystem::path write_checkpoint(const ParameterStore& store);
   void check_disk_space() const;
+  io::Retention retention() const;
+  void check_frozen(const io::CheckpointReader& checkpoint) const;
   void adopt_state(const io::CheckpointReader& checkpoint);
   void load_state(const WeightSource& source);
   void check_same_run(const TrainerState& saved, const std::filesystem::path& place) const;

@@ -1,6 +1,7 @@
 // Evaluation on held-out data, and what follows from it.
 #include <chrono>
 #include <cmath>
+#include <limits>
 
 #include "core/progress.hpp"
 #include "engine/trainer.hpp"
@@ -16,6 +17,11 @@ std::int64_t Trainer::evaluation_rows() const {
   if (!held_out_) return 0;
   const std::int64_t wanted = config_.run.max_eval_samples;
   return wanted > 0 ? std::min(wanted, held_out_->num_rows()) : held_out_->num_rows();
+}
+
+bool Trainer::stops_early() const {
+  const std::int64_t patience = config_.run.early_stopping_patience;
+  return patience > 0 && state_.evaluation.without_gain >= patience;
 }
 
 bool Trainer::is_epoch_end() const {
@@ -75,10 +81,6 @@ bool Trainer::evaluate_if_due() {
                                        {"eval_perplexity", std::exp(*loss)},
                                        {"eval_rows", evaluation_rows()},
                                        {"eval_seconds", seconds}});
-  if (state_.evaluation.stopped_early) {
-    log_.info("early stop: {} evaluations in a row without a loss lower by more than {}",
-              state_.evaluation.without_gain, config_.run.early_stopping_threshold);
-  }
   return true;
 }
 
@@ -93,8 +95,6 @@ void Trainer::adopt_evaluation(double loss) {
     evaluation.best = evaluation.last;
   }
   evaluation.without_gain = gains ? 0 : evaluation.without_gain + 1;
-  evaluation.stopped_early =
-      run.early_stopping_patience > 0 && evaluation.without_gain >= run.early_stopping_patience;
 }
 
 bool Trainer::checkpoint_is_due() const {
@@ -124,9 +124,14 @@ void Trainer::note_checkpoint() {
   }
 }
 
+io::Retention Trainer::retention() const {
+  io::Retention retention{.limit = config_.run.save_total_limit, .major_steps = config_.run.save_major_steps};
+  if (state_.evaluation.best_checkpoint) retention.best = state_.evaluation.best_checkpoint->step;
+  return retention;
+}
+
 std::optional<std::int64_t> Trainer::link_best_checkpoint() {
-  std::optional<std::int64_t> best;
-  if (state_.evaluation.best_checkpoint) best = state_.evaluation.best_checkpoint->step;
+  const std::optional<std::int64_t> best = retention().best;
   try {
     io::link_best(config_.run.output_dir, best);
   } catch (const FileError& error) {
@@ -136,15 +141,22 @@ std::optional<std::int64_t> Trainer::link_best_checkpoint() {
 }
 
 void Trainer::check_same_held_out_data() {
+  if (!held_out_) return;
   EvaluationState& evaluation = state_.evaluation;
-  const std::uint64_t hash = held_out_ ? held_out_->content_hash() : 0;
-  if (evaluation.last && evaluation.data_hash != hash) {
+  const bool is_same =
+      evaluation.data_hash == held_out_->content_hash() && evaluation.num_rows == evaluation_rows();
+  if (evaluation.last && !is_same) {
+    const std::optional<EvaluatedStep> best_checkpoint = evaluation.best_checkpoint;
     log_.warning(
-        "the held-out data (validation_file, cutoff_len, packing, overlong) is not that of the checkpoint: its "
-        "evaluations are forgotten, and the best begins anew");
-    evaluation = {};
+        "the held-out rows (validation_file or eval_dataset, max_eval_samples, cutoff_len, packing, overlong) are not "
+        "those of the checkpoint: its evaluations are forgotten, and the best begins anew");
+    evaluation = EvaluationState{};
+    // It stays until there is another one, which any is better than.
+    evaluation.best_checkpoint = best_checkpoint;
+    if (evaluation.best_checkpoint) evaluation.best_checkpoint->loss = std::numeric_limits<double>::max();
   }
-  evaluation.data_hash = hash;
+  evaluation.data_hash = held_out_->content_hash();
+  evaluation.num_rows = evaluation_rows();
 }
 
 }  // namespace layerstream

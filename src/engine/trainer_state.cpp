@@ -1,5 +1,6 @@
 #include "engine/trainer_state.hpp"
 
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "core/error.hpp"
@@ -16,7 +17,11 @@ Json json_of(const std::optional<EvaluatedStep>& evaluated) {
 
 std::optional<EvaluatedStep> evaluated_of(const Json& json) {
   if (json.is_null()) return {};
-  return EvaluatedStep{.step = json.at("step").get<std::int64_t>(), .loss = json.at("loss").get<double>()};
+  // JSON has no NaN and no infinity: what was not finite is null.
+  const Json& loss = json.at("loss");
+  return EvaluatedStep{
+      .step = json.at("step").get<std::int64_t>(),
+      .loss = loss.is_null() ? std::numeric_limits<double>::quiet_NaN() : loss.get<double>()};
 }
 
 EvaluationState evaluation_of(const Json& json) {
@@ -24,8 +29,8 @@ EvaluationState evaluation_of(const Json& json) {
           .best = evaluated_of(json.at("best")),
           .best_checkpoint = evaluated_of(json.at("best_checkpoint")),
           .without_gain = json.at("without_gain").get<std::int64_t>(),
-          .stopped_early = json.at("stopped_early").get<bool>(),
-          .data_hash = json.at("data_hash").get<std::uint64_t>()};
+          .data_hash = json.at("data_hash").get<std::uint64_t>(),
+          .num_rows = json.at("num_rows").get<std::int64_t>()};
 }
 
 }  // namespace
@@ -44,8 +49,8 @@ std::string to_json(const TrainerState& state) {
                     {"best", json_of(evaluation.best)},
                     {"best_checkpoint", json_of(evaluation.best_checkpoint)},
                     {"without_gain", evaluation.without_gain},
-                    {"stopped_early", evaluation.stopped_early},
-                    {"data_hash", evaluation.data_hash}}},
+                    {"data_hash", evaluation.data_hash},
+                    {"num_rows", evaluation.num_rows}}},
                   {"recent_losses", state.recent_losses.values()},
                   {"recent_grad_norms", state.recent_grad_norms.values()}};
   return json.dump(2) + "\n";

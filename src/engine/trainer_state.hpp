@@ -21,8 +21,8 @@ struct EvaluationState {
   std::optional<EvaluatedStep> last, best;
   std::optional<EvaluatedStep> best_checkpoint;  ///< of the steps that were saved
   std::int64_t without_gain = 0;                 ///< evaluations since the loss last fell by the threshold
-  bool stopped_early = false;                    ///< the run has ended for that
   std::uint64_t data_hash = 0;                   ///< io::Dataset::content_hash of the held-out data
+  std::int64_t num_rows = 0;                     ///< of it, from the first on, that are evaluated
 
   bool operator==(const EvaluationState&) const = default;
 };

@@ -130,10 +130,10 @@ void link_best(const std::filesystem::path& output_dir, std::optional<std::int64
 void remove_leftovers(const std::filesystem::path& output_dir, FileSystem& files);
 
 /// Bytes that `planned_saves` more checkpoints of `checkpoint_bytes` each take at their worst moment beyond
-/// what the existing ones hold, when prune({.limit = save_total_limit}) follows every save: a new checkpoint
-/// is complete before an old one goes, so that a limit needs room for one more.
+/// what the existing ones hold, when prune(retention) follows every save: a new checkpoint is complete before
+/// an old one goes, so that a limit needs room for one more. New ones that will be protected are not counted.
 std::uint64_t required_bytes(const std::filesystem::path& output_dir, std::uint64_t checkpoint_bytes,
-                             std::int64_t save_total_limit, std::int64_t planned_saves);
+                             const Retention& retention, std::int64_t planned_saves);
 
 /// Throws ResourceError naming have and need unless `bytes_needed` are free under `output_dir`.
 void check_space(const std::filesystem::path& output_dir, std::uint64_t bytes_needed,

@@ -92,9 +92,17 @@ void prune(const fs::path& output_dir, const Retention& retention, std::optional
 void link_best(const fs::path& output_dir, std::optional<std::int64_t> step,
                const std::shared_ptr<FileSystem>& files) {
   const fs::path link = output_dir / best_name;
+  std::error_code ignored;
+  const fs::file_status there = fs::symlink_status(link, ignored);
+  const bool is_ours = fs::is_symlink(there);
   if (!step) {
-    remove_tree(*files, link);
+    if (is_ours) remove_tree(*files, link);
     return;
+  }
+  if (fs::exists(there) && !is_ours) {
+    throw FileError(fmt::format(
+        "{}: it is no symbolic link (was it copied from elsewhere?) and stays as it is; move it away",
+        link.string()));
   }
   const fs::path made = link.string() + std::string(temporary_suffix);
   remove_tree(*files, made);
@@ -105,12 +113,15 @@ void link_best(const fs::path& output_dir, std::optional<std::int64_t> step,
 }
 
 std::uint64_t required_bytes(const fs::path& output_dir, std::uint64_t checkpoint_bytes,
-                             std::int64_t save_total_limit, std::int64_t planned_saves) {
+                             const Retention& retention, std::int64_t planned_saves) {
+  const std::int64_t save_total_limit = retention.limit;
   LAYERSTREAM_EXPECT(save_total_limit >= 0 && planned_saves >= 0, "limit {}, saves {}", save_total_limit,
                      planned_saves);
   if (save_total_limit == 0) return checkpoint_bytes * static_cast<std::uint64_t>(planned_saves);
   std::deque<std::uint64_t> held;  // oldest first
-  for (const FoundCheckpoint& checkpoint : find_checkpoints(output_dir)) held.push_back(checkpoint.bytes);
+  for (const FoundCheckpoint& checkpoint : find_checkpoints(output_dir)) {
+    if (!retention.protects(checkpoint.step)) held.push_back(checkpoint.bytes);
+  }
   // After this many saves only new checkpoints are left and every further save is alike.
   const std::int64_t saves = std::min(planned_saves, save_total_limit + 1);
   std::uint64_t released = 0;

@@ -46,9 +46,9 @@ class PackedRows {
 ///
 /// packing: a row takes documents until the next does not fit. With Overlong::split it takes the part that
 /// fits, and the rest of the document continues in the next row as a piece of its own: rows are full. But for
-/// documents that a row can hold and that have tokens which are no targets: those are what the targets answer to.
-/// Otherwise no document lies in two rows. Without packing each document (or part of cutoff_len tokens) is a
-/// row.
+/// documents that a row can hold and that have tokens which are no targets: those are what the targets answer
+/// to. Otherwise no document lies in two rows. Without packing each document (or part of cutoff_len tokens)
+/// is a row.
 ///
 /// Truncated, dropped and split documents are noted in `report`. Throws FileError with the document's name
 /// and length for one longer than a row under Overlong::error, ConfigError if cutoff_len < 2.

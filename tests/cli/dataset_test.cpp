@@ -112,7 +112,7 @@ TEST_F(DatasetRun, PlanPreparesNothing) {
   const FakePython python = python_that_prepares();
   const ChildResult result = files_.run("plan");
   EXPECT_EQ(result.exit_code, exit_code::success) << result.err;
-  EXPECT_THAT(result.out, AllOf(HasSubstr("not counted"), HasSubstr("host")));
+  EXPECT_THAT(result.out, AllOf(HasSubstr("dataset is not counted"), HasSubstr("host")));
   EXPECT_THAT(python.arguments(), IsEmpty());
 }
 

@@ -210,6 +210,53 @@ TEST_F(Evaluation, AnInterruptedRunResumesToTheSameEnd) {
   }
 }
 
+TEST_F(Evaluation, AnEarlyStopIsLiftedByMorePatience) {
+  RunConfig run = config();
+  run.eval_steps = 2;
+  run.early_stopping_patience = 2;
+  run.early_stopping_threshold = 100.0;
+  TestRun(run)->run();
+  run.resume_from_checkpoint = "auto";
+  run.early_stopping_patience = 4;
+  TestRun resumed(run);
+  EXPECT_FALSE(resumed->done());
+  EXPECT_EQ(resumed->run().global_step, 10);
+}
+
+TEST_F(Evaluation, WithoutHeldOutDataAResumeKeepsTheBestCheckpoint) {
+  RunConfig run = config();
+  run.save_steps = 4;
+  run.save_total_limit = 1;
+  run.max_steps = 4;
+  TestRun(run)->run();
+  run = files_.config();
+  run.resume_from_checkpoint = "auto";
+  run.save_steps = 2;
+  run.save_total_limit = 1;
+  TestRun(run)->run();
+  std::vector<std::int64_t> left;
+  for (const auto& found : io::find_checkpoints(run.output_dir)) left.push_back(found.step);
+  EXPECT_THAT(left, ElementsAre(4, 12));
+  EXPECT_EQ(io::CheckpointReader(fs::path(run.output_dir) / io::best_name).step(), 4);
+}
+
+TEST(TrainerStateText, KeepsEvenALossThatIsNotFinite) {
+  TrainerState state{.global_step = 7};
+  state.recent_losses.add(1.0 / 3.0);
+  state.evaluation = {.last = EvaluatedStep{.step = 7, .loss = std::nan("")},
+                      .best = EvaluatedStep{.step = 3, .loss = 0.1},
+                      .best_checkpoint = {},
+                      .without_gain = 2,
+                      .data_hash = ~std::uint64_t{0},
+                      .num_rows = 9};
+  TrainerState read = trainer_state_from_json(to_json(state), "state");
+  ASSERT_TRUE(read.evaluation.last);
+  EXPECT_EQ(read.evaluation.last->step, 7);
+  EXPECT_TRUE(std::isnan(read.evaluation.last->loss));
+  read.evaluation.last = state.evaluation.last = {};
+  EXPECT_EQ(read, state);
+}
+
 TEST_F(Evaluation, OtherHeldOutDataForgetsTheBest) {
   RunConfig run = config();
   run.save_steps = 4;

@@ -244,24 +244,34 @@ TEST_F(Checkpoints, TheBestOneHasANameThatMoves) {
   link_best(directory_.root(), {});
   EXPECT_EQ(names_in(directory_.root()), "checkpoint-10 checkpoint-20");
   link_best(directory_.root(), {});
+  // What somebody has put there is not ours to remove.
+  std::filesystem::copy(dir("checkpoint-20"), dir("checkpoint-best"),
+                        std::filesystem::copy_options::recursive);
+  link_best(directory_.root(), {});
+  EXPECT_THAT(message_of<FileError>([&] { link_best(directory_.root(), 20); }),
+              HasSubstr("no symbolic link"));
+  EXPECT_EQ(check_checkpoint(dir("checkpoint-best")), 20);
 }
 
 TEST_F(Checkpoints, RequiredBytesIsTheLimitAndOneMore) {
   const std::string out = directory_.root();
-  EXPECT_EQ(required_bytes(out, 1000, 2, 10), 3000u);
-  EXPECT_EQ(required_bytes(out, 1000, 2, 2), 2000u);
-  EXPECT_EQ(required_bytes(out, 1000, 0, 10), 10'000u);
-  EXPECT_EQ(required_bytes(out, 1000, 2, 0), 0u);
-  EXPECT_EQ(required_bytes(out, 1000, 1'000'000'000, 10), 10'000u);
+  EXPECT_EQ(required_bytes(out, 1000, {.limit = 2}, 10), 3000u);
+  EXPECT_EQ(required_bytes(out, 1000, {.limit = 2}, 2), 2000u);
+  EXPECT_EQ(required_bytes(out, 1000, {.limit = 0}, 10), 10'000u);
+  EXPECT_EQ(required_bytes(out, 1000, {.limit = 2}, 0), 0u);
+  EXPECT_EQ(required_bytes(out, 1000, {.limit = 1'000'000'000}, 10), 10'000u);
 }
 
 TEST_F(Checkpoints, RequiredBytesCountsWhatExistingOnesWillRelease) {
   for (const int step : {1, 2}) save_checkpoint(directory_.root(), step, step);
   const std::uint64_t each = find_checkpoints(directory_.root()).at(0).bytes;
-  EXPECT_EQ(required_bytes(directory_.root(), each, 2, 10), each);      // the third one, then one goes
-  EXPECT_EQ(required_bytes(directory_.root(), each, 3, 10), 2 * each);  // the third one and the fourth
-  EXPECT_EQ(required_bytes(directory_.root(), each, 1, 10), each);      // the limit was lowered
-  EXPECT_EQ(required_bytes(directory_.root(), 10 * each, 1, 10), 20 * each - 2 * each);
+  // The third one, then one goes; the third one and the fourth; the limit was lowered.
+  EXPECT_EQ(required_bytes(directory_.root(), each, {.limit = 2}, 10), each);
+  EXPECT_EQ(required_bytes(directory_.root(), each, {.limit = 3}, 10), 2 * each);
+  EXPECT_EQ(required_bytes(directory_.root(), each, {.limit = 1}, 10), each);
+  EXPECT_EQ(required_bytes(directory_.root(), 10 * each, {.limit = 1}, 10), 20 * each - 2 * each);
+  // The best one stays.
+  EXPECT_EQ(required_bytes(directory_.root(), 10 * each, {.limit = 1, .best = 1}, 10), 20 * each - each);
 }
 
 /// Notes what becomes durable, and the renames, in order.

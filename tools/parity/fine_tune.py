@@ -17,7 +17,6 @@ import concurrent.futures
 import csv
 import math
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -30,6 +29,7 @@ sys.path[1:1] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] /
 import batches  # noqa: E402
 import check_export  # noqa: E402
 import engine  # noqa: E402
+import program  # noqa: E402
 import reference  # noqa: E402
 from curve import Recipe, relative_errors  # noqa: E402
 from limits import LIMITS, NOISE, Errors, broken_limits, print_header, print_row  # noqa: E402
@@ -275,25 +275,7 @@ def parse_arguments():
 
 def main():
     arguments = parse_arguments()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    reference.prepare()
-    start = time.monotonic()
-    print(
-        f"torch {torch.__version__}, transformers {transformers.__version__} on {reference.description()}; "
-        f"{arguments.model.name}, rows of {arguments.cutoff_len} tokens"
-    )
-    problems = []
-    if arguments.scratch:
-        arguments.scratch.mkdir(parents=True)
-        compare(arguments, arguments.scratch.resolve(), problems)
-    else:
-        with tempfile.TemporaryDirectory(prefix="layerstream-parity-") as scratch:
-            compare(arguments, Path(scratch), problems)
-    print(f"{time.monotonic() - start:.0f} s")
-    if problems:
-        sys.exit("\n".join(problems))
-    print("OK")
+    program.run(arguments, f"{arguments.model.name}, rows of {arguments.cutoff_len} tokens", compare)
 
 
 if __name__ == "__main__":

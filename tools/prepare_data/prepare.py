@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import tempfile
 from importlib import metadata
 from pathlib import Path
@@ -170,8 +169,7 @@ def describe(
         "template_variables": template.variables if template else None,
         "settings": dataclasses.asdict(settings),
     }
-    if template_source and "strftime_now" in template_source:
-        description["date"] = datetime.date.today().isoformat()
+    # Not the date, which some templates write into their text: a run that goes on tomorrow wants today's tokens.
     return description
 
 
