@@ -51,6 +51,10 @@ class HfTokenizer:
         """Ids with the special tokens that the tokenizer puts around a text."""
         return [*self.encode_beginning(text), *self._after]
 
+    def decode(self, ids: list[int]) -> str:
+        """The text of ids, without special tokens."""
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
     def id_of(self, name: str) -> int:
         """Of a special token, e.g. eos_token."""
         if name not in self.special_tokens:
