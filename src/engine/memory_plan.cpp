@@ -94,7 +94,9 @@ EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& given, Eng
   shape.spec.attention_pattern = attention_pattern_of(config);
   check_attention_pattern(shape.spec);
   shape.layout = make_layout(spec, train ? config.frozen_parameters : std::vector<std::string>{});
-  if (train) WeightDecay(shape.layout, config.weight_decay_rules);  // what it refuses is refused here
+  if (train && !config.weight_decay_rules.empty()) {
+    WeightDecay(shape.layout, config.weight_decay_rules);  // what it refuses is refused here
+  }
   shape.compute = config.compute_dtype;
   const std::int64_t rows =
       train ? config.per_device_train_batch_size * config.gradient_accumulation_steps : 1;
