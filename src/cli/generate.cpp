@@ -58,10 +58,6 @@ void generate(const GenerateOptions& options) {
   RunConfig run;
   run.rope = trained.rope;
   run.attention_pattern = trained.attention_pattern;
-  run.attention_window = trained.attention_window;
-  run.attention_block = trained.attention_block;
-  run.attention_local_blocks = trained.attention_local_blocks;
-  run.attention_global_tokens = trained.attention_global_tokens;
   run.compute_dtype = options.compute_dtype == "bf16" ? DType::bf16 : DType::f32;
   run.cutoff_len = static_cast<std::int64_t>(ids.size()) + options.max_new_tokens;
   run.chunk_tokens = 512;

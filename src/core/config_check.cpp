@@ -1,3 +1,5 @@
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 #include "core/config_namer.hpp"
@@ -6,37 +8,30 @@
 namespace layerstream {
 namespace {
 
-/// A key that belongs to some attention patterns.
-struct AttentionKey {
-  std::string_view name;
-  std::int64_t value;
-  bool with_window, with_blocks;
-  bool required;  ///< by those
-};
-
 void check_attention(const RunConfig& run, const Namer& name, ConfigProblems& problems) {
-  const bool is_window = run.attention_pattern == AttentionPatternType::window;
-  const bool is_blocks = run.attention_pattern == AttentionPatternType::blocks;
-  bool complete = is_window || is_blocks;
-  for (const AttentionKey& key :
-       {AttentionKey{"attention_window", run.attention_window, true, false, true},
-        AttentionKey{"attention_block", run.attention_block, false, true, true},
-        AttentionKey{"attention_local_blocks", run.attention_local_blocks, false, true, true},
-        AttentionKey{"attention_global_tokens", run.attention_global_tokens, true, true, false}}) {
-    const bool belongs = (is_window && key.with_window) || (is_blocks && key.with_blocks);
-    if (!belongs && key.value != 0) {
-      problems.add("{} means nothing with {}; drop it, or set attention_pattern: {}", name(key.name),
-                   name("attention_pattern"),
-                   !key.with_blocks ? "window" : (key.with_window ? "window or blocks" : "blocks"));
-    }
-    if (belongs && key.required && key.value <= 0) {
-      problems.add("{} needs {} of 1 or more, and has {}", name("attention_pattern"), key.name,
-                   name(key.name));
-      complete = false;
-    }
+  check_owners("attention_pattern",
+               {{"attention_window", {"window"}},
+                {"attention_block", {"blocks"}},
+                {"attention_local_blocks", {"blocks"}},
+                {"attention_global_tokens", {"window", "blocks"}}},
+               name, problems);
+  const AttentionPattern& pattern = run.attention_pattern;
+  if (pattern.type == AttentionPatternType::full) return;
+  bool complete = true;
+  const auto need = [&](std::string_view key, std::int64_t value) {
+    if (value > 0) return;
+    problems.add("{} needs {} of 1 or more, and has {}", name("attention_pattern"), key, name(key));
+    complete = false;
+  };
+  const bool is_window = pattern.type == AttentionPatternType::window;
+  if (is_window) {
+    need("attention_window", pattern.window);
+  } else {
+    need("attention_block", pattern.block);
+    need("attention_local_blocks", pattern.local_blocks);
   }
-  if (!complete || run.attention_global_tokens < 0) return;
-  const std::int64_t dense = attention_pattern_of(run).dense_tokens();
+  if (!complete || pattern.global_tokens < 0) return;
+  const std::int64_t dense = pattern.dense_tokens();
   if (dense < run.cutoff_len) return;
   const std::string span =
       is_window ? fmt::format("{} and {}", name("attention_window"), name("attention_global_tokens"))
@@ -56,6 +51,16 @@ bool tokens_of_a_step_overflow(const RunConfig& run) {
 }
 
 }  // namespace
+
+void check_owners(std::string_view owner, const std::vector<OwnedKey>& keys, const Namer& name,
+                  ConfigProblems& problems) {
+  for (const OwnedKey& key : keys) {
+    const bool is_used = std::ranges::find(key.owners, name.value(owner)) != key.owners.end();
+    if (is_used || name.is_default(key.name)) continue;
+    problems.add("{} means nothing with {}; drop it, or set {}: {}", name(key.name), name(owner), owner,
+                 fmt::join(key.owners, " or "));
+  }
+}
 
 void check_config(const RunConfig& run, const ConfigOrigins& origins) {
   const Namer name(run, origins);

@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "core/config_namer.hpp"
 
 namespace layerstream {
@@ -19,15 +17,11 @@ void check_data(const RunConfig& run, const Namer& name, ConfigProblems& problem
                  run.dataset.empty() ? name("eval_dataset") : name("dataset"));
   }
   if (!prepares) {
-    const RunConfig defaults;
-    const auto expect_default = [&](std::string_view key, bool is_default) {
-      if (!is_default) problems.add("{} means nothing without dataset or eval_dataset; drop it", name(key));
-    };
-    expect_default("tokenizer_name", run.tokenizer_name.empty());
-    expect_default("chat_template", run.chat_template.empty());
-    expect_default("train_on_prompt", run.train_on_prompt == defaults.train_on_prompt);
-    expect_default("mask_history", run.mask_history == defaults.mask_history);
-    expect_default("tokenized_path", run.tokenized_path.empty());
+    for (const std::string_view key :
+         {"tokenizer_name", "chat_template", "train_on_prompt", "mask_history", "tokenized_path"}) {
+      if (name.is_default(key)) continue;
+      problems.add("{} means nothing without dataset or eval_dataset; drop it", name(key));
+    }
   }
   if (run.dataset.size() < 2 && run.mix_strategy != MixStrategy::concat) {
     problems.add("{} means nothing with fewer than two datasets, and {}; drop it", name("mix_strategy"),

@@ -1,6 +1,3 @@
-#include <fmt/ranges.h>
-
-#include <algorithm>
 #include <cmath>
 
 #include "core/config_namer.hpp"
@@ -8,13 +5,8 @@
 namespace layerstream {
 namespace {
 
-/// A key of lr_scheduler_kwargs, and the schedules that use it.
-struct LrSchedulerKey {
-  std::string_view name;
-  std::vector<std::string_view> schedules;
-};
-
-std::vector<LrSchedulerKey> lr_scheduler_keys() {
+/// The keys of lr_scheduler_kwargs, and the schedules that use them.
+std::vector<OwnedKey> lr_scheduler_keys() {
   return {{"lr_scheduler_kwargs.num_cycles",
            {"cosine", "cosine_with_restarts", "cosine_with_min_lr", "warmup_stable_decay"}},
           {"lr_scheduler_kwargs.power", {"polynomial"}},
@@ -29,17 +21,6 @@ std::vector<LrSchedulerKey> lr_scheduler_keys() {
           {"lr_scheduler_kwargs.decay_type", {"warmup_stable_decay"}}};
 }
 
-void check_lr_scheduler_owners(const Namer& name, ConfigProblems& problems) {
-  for (const LrSchedulerKey& key : lr_scheduler_keys()) {
-    const bool given = name.value(key.name) != "null";
-    const bool used =
-        std::ranges::find(key.schedules, name.value("lr_scheduler_type")) != key.schedules.end();
-    if (!given || used) continue;
-    problems.add("{} means nothing with {}; drop it, or set lr_scheduler_type: {}", name(key.name),
-                 name("lr_scheduler_type"), fmt::join(key.schedules, " or "));
-  }
-}
-
 /// transformers divides what is below the peak rate by it, so there must be something above.
 void check_below_peak(std::string_view key, double rate, const RunConfig& run, const Namer& name,
                       ConfigProblems& problems) {
@@ -51,7 +32,7 @@ void check_below_peak(std::string_view key, double rate, const RunConfig& run, c
 }  // namespace
 
 void check_lr_scheduler(const RunConfig& run, const Namer& name, ConfigProblems& problems) {
-  check_lr_scheduler_owners(name, problems);
+  check_owners("lr_scheduler_type", lr_scheduler_keys(), name, problems);
   const LrSchedulerKwargs& kwargs = run.lr_scheduler_kwargs;
   switch (run.lr_scheduler_type) {
     case SchedulerType::cosine_with_restarts:

@@ -70,13 +70,21 @@ ConfigField or_null(Member member, std::string_view null_means, ConfigField fiel
   return field;
 }
 
+/// Finds a member of a member.
+template <class Outer, class Inner>
+auto within(Outer RunConfig::*outer, Inner Outer::*inner) {
+  return [ outer, inner ](auto& run) -> auto& {
+    return run.*outer.*inner;
+  };
+}
+
 struct IntRange {
   std::int64_t min;
   std::int64_t max = max_count;
 };
 
 /// Of these fields the member has the type of the value, or an optional one (see or_null). `Member` is a
-/// pointer to it, or finds it in a RunConfig (see kwarg).
+/// pointer to it, or finds it in a RunConfig (see within).
 template <class Member>
 ConfigField integer(Name name, Member member, IntRange range) {
   ConfigField result =

@@ -29,17 +29,31 @@ class Namer {
   }
 
   /// As YAML.
-  std::string value(std::string_view key) const {
-    const auto field = std::ranges::find(schema_, key, &ConfigField::key);
-    LAYERSTREAM_EXPECT(field != schema_.end(), "no configuration key {}", key);
-    return field->show(run_);
-  }
+  std::string value(std::string_view key) const { return field(key).show(run_); }
+  bool is_default(std::string_view key) const { return value(key) == field(key).show(RunConfig{}); }
 
  private:
+  const ConfigField& field(std::string_view key) const {
+    const auto found = std::ranges::find(schema_, key, &ConfigField::key);
+    LAYERSTREAM_EXPECT(found != schema_.end(), "no configuration key {}", key);
+    return *found;
+  }
+
   const RunConfig& run_;
   const ConfigOrigins& origins_;
   std::vector<ConfigField> schema_;
 };
+
+/// A key that means something only with some values of another.
+struct OwnedKey {
+  std::string_view name;
+  std::vector<std::string_view> owners;
+};
+
+/// Adds to `problems` the keys that are given without one of their owners.
+/// @param owner the key whose values those are
+void check_owners(std::string_view owner, const std::vector<OwnedKey>& keys, const Namer& name,
+                  ConfigProblems& problems);
 
 /// Each adds to `problems` what contradicts itself among its keys.
 void check_lr_scheduler(const RunConfig& run, const Namer& name, ConfigProblems& problems);

@@ -3,12 +3,9 @@
 namespace layerstream {
 namespace {
 
-/// Finds a member of lr_scheduler_kwargs.
 template <class T>
 auto kwarg(std::optional<T> LrSchedulerKwargs::*member) {
-  return [member](auto& run) -> auto& {
-    return run.lr_scheduler_kwargs.*member;
-  };
+  return config_field::within(&RunConfig::lr_scheduler_kwargs, member);
 }
 
 }  // namespace

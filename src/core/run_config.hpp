@@ -106,12 +106,8 @@ struct RunConfig {
   // two tile sizes
   DType compute_dtype = DType::bf16;
   RopePrecision rope = RopePrecision::exact;
-  AttentionPatternType attention_pattern = AttentionPatternType::full;
-  // Its members, 0: not given (see attention_pattern_of)
-  std::int64_t attention_window = 0;
-  std::int64_t attention_block = 0;
-  std::int64_t attention_local_blocks = 0;
-  std::int64_t attention_global_tokens = 0;
+  AttentionPattern attention_pattern =
+      {};  ///< keys `attention_pattern`, `attention_window` and so on; 0: not given
   BackendChoice backend = BackendChoice::automatic;
   bool allow_emulation = false;  ///< coherent backend on a device without coherent memory
   OptimizerUpdate optimizer_update = OptimizerUpdate::deferred;
@@ -149,13 +145,5 @@ struct RunConfig {
   std::int64_t profile_num_steps = 0;  ///< 0: no window
   bool profile_kernels = false;
 };
-
-inline AttentionPattern attention_pattern_of(const RunConfig& run) {
-  return {.type = run.attention_pattern,
-          .window = run.attention_window,
-          .block = run.attention_block,
-          .local_blocks = run.attention_local_blocks,
-          .global_tokens = run.attention_global_tokens};
-}
 
 }  // namespace layerstream

@@ -119,7 +119,7 @@ Engine::Engine(const ModelSpec& spec, const RunConfig& config, EngineMode mode, 
       pool_(optimizer_threads(config)),
       host_node_(layerstream::host_node(config, device)),
       optimizer_(pool_),
-      decay_(shape_.layout, config.weight_decay_rules),
+      parameter_groups_(shape_.layout, WeightDecay(shape_.layout, config.weight_decay_rules)),
       executor_(device) {
   const Ledger planned = plan_memory(shape_, *backend_, device);
   const HostBudget budget = host_budget(config, host_node_.node);
@@ -198,7 +198,7 @@ Engine::Engine(const ModelSpec& spec, const RunConfig& config, EngineMode mode, 
                                                            .backend = *backend_,
                                                            .device = device_,
                                                            .optimizer = optimizer_,
-                                                           .decay = decay_,
+                                                           .parameter_groups = parameter_groups_,
                                                            .libraries = libraries_},
                                          diagnostics.poison);
   if (mode == EngineMode::train && diagnostics.rehearse && !device.uses_host_memory())

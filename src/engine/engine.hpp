@@ -122,7 +122,7 @@ class Engine {
   /// What of the host memory copies can use at full speed.
   const HostPin* host_pin() const { return host_pin_.get(); }
   WorkerPool& pool() { return pool_; }
-  const WeightDecay& weight_decay() const { return decay_; }
+  const ParameterGroups& parameter_groups() const { return parameter_groups_; }
   /// What the link and the host's memory can do, measured on the engine's own memory in some 0.1 s. Host
   /// memory keeps its contents. @pre no call of train_step or evaluate yet.
   MeasuredRates measure_rates();
@@ -159,7 +159,7 @@ class Engine {
   std::unique_ptr<HostBuffers> host_buffers_;
   std::unique_ptr<DeviceBuffers> device_buffers_;
   HostOptimizer optimizer_;
-  WeightDecay decay_;
+  ParameterGroups parameter_groups_;
   ops::Libraries libraries_;
   std::unique_ptr<StepRunner> runner_;
   Executor executor_;

@@ -4,7 +4,7 @@
 #include <span>
 
 #include "core/worker_pool.hpp"
-#include "engine/weight_decay.hpp"
+#include "engine/parameter_groups.hpp"
 #include "ops/adamw.hpp"
 
 namespace layerstream {
@@ -21,9 +21,10 @@ class HostOptimizer {
   /// @param pool outlives this object; @param piece_elements at least 1.
   explicit HostOptimizer(WorkerPool& pool, std::int64_t piece_elements = default_piece_elements);
 
-  /// One step, in place; returns when all of the slab is updated but what is frozen. @param decays of its
-  /// elements, instead of settings.weight_decay. Throws ContractError unless they ascend and end with slab.n.
-  void update(const ops::AdamWSlice& slab, std::span<const DecayRange> decays,
+  /// One step, in place; returns when all of the slab is updated but what is frozen. @param ranges of its
+  /// elements: their decay counts, not settings.weight_decay. Throws ContractError unless they ascend and end
+  /// with slab.n.
+  void update(const ops::AdamWSlice& slab, std::span<const UpdateRange> ranges,
               const ops::AdamWSettings& settings);
   /// All of it decayed by settings.weight_decay.
   void update(const ops::AdamWSlice& slab, const ops::AdamWSettings& settings);

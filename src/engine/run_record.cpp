@@ -1,27 +1,19 @@
 #include "engine/run_record.hpp"
 
 #include <fmt/chrono.h>
-#include <unistd.h>
 
-#include <array>
 #include <chrono>
 #include <nlohmann/json.hpp>
 
 #include "core/config_schema.hpp"
+#include "core/host_name.hpp"
 #include "core/process_memory.hpp"
-#include "engine/planner.hpp"
-#include "engine/step_prediction.hpp"
 #include "ops/adamw.hpp"
 
 namespace layerstream {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? std::string(name.data()) : "";
-}
 
 std::string utc_now() {
   return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}",
@@ -71,17 +63,12 @@ Json planned_json(const std::optional<PlannedStep>& step) {
 
 }  // namespace
 
-std::optional<PlannedStep> planned_step(const RunConfig& run, const Engine& engine, const Device& device,
-                                        std::int64_t rows) {
-  const std::optional<HardwareProfile> profile = profile_of_run(run, device);
-  if (!profile) return {};
-  const EngineShape& shape = engine.shape();
-  const ChunkPlan chunks = uniform_chunk_plan(rows, run.cutoff_len, shape.bounds.chunk_tokens);
-  const StepPrediction step =
-      predict_step(*profile, shape, chunks, planned_block_costs(shape, engine.backend()));
-  return PlannedStep{.profile = profile->name,
-                     .seconds = step.run.seconds,
-                     .tokens_per_second = step.tokens_per_second(chunks)};
+std::string numbers_text(const EngineShape& shape) {
+  return fmt::format("{} compute, fp32 master, moments and gradients", name_of(shape.compute));
+}
+
+std::string optimizer_text(const RunConfig& run) {
+  return fmt::format("AdamW on {} with {} threads", ops::adamw_host_target(), optimizer_threads(run));
 }
 
 std::string RunRecord::to_json() const {
@@ -94,10 +81,8 @@ std::string RunRecord::to_json() const {
       {"device", device.description()},
       {"backend", backend_decision(placed, device).to_text()},
       {"host_memory", engine.host_node().to_text()},
-      {"numbers",
-       fmt::format("{} compute, fp32 master, moments and gradients", name_of(engine.shape().compute))},
-      {"optimizer",
-       fmt::format("AdamW on {} with {} threads", ops::adamw_host_target(), optimizer_threads(placed))},
+      {"numbers", numbers_text(engine.shape())},
+      {"optimizer", optimizer_text(placed)},
       {"rates",
        {{"to_device", rates.to_device}, {"to_host", rates.to_host}, {"host_memory", rates.host_memory}}},
       {"steps",

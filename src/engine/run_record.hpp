@@ -11,16 +11,18 @@
 
 namespace layerstream {
 
-/// A step as the rates of a profile predict it.
+/// A step of full rows as the rates of a profile predict it.
 struct PlannedStep {
   std::string profile;
   double seconds = 0.0;
   double tokens_per_second = 0.0;
 };
 
-/// A step of `rows` full rows with the engine's placement; nothing if there are no rates to predict from.
-std::optional<PlannedStep> planned_step(const RunConfig& run, const Engine& engine, const Device& device,
-                                        std::int64_t rows);
+/// "bf16 compute, fp32 master, moments and gradients".
+std::string numbers_text(const EngineShape& shape);
+
+/// "AdamW on AVX2 with 8 threads".
+std::string optimizer_text(const RunConfig& run);
 
 /// What a run is, for `layerstream report` and `compare`: run.json in its output directory.
 struct RunRecord {

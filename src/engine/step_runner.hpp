@@ -34,7 +34,7 @@ class StepRunner final : public OperationRunner {
     MemoryBackend& backend;
     Device& device;
     HostOptimizer& optimizer;
-    const WeightDecay& decay;
+    const ParameterGroups& parameter_groups;
     ops::Libraries& libraries;
   };
   /// All parts outlive the runner.
@@ -108,7 +108,7 @@ class StepRunner final : public OperationRunner {
   void update(const Operation& operation);
   void load_state(const Operation& operation, StreamView stream);
   void update_on_device(const Operation& operation, StreamView stream);
-  std::vector<DecayRange> decays(int block, std::int64_t first, std::int64_t count) const;
+  std::vector<UpdateRange> update_ranges(int block, std::int64_t first, std::int64_t count) const;
   void store_state(const Operation& operation, StreamView stream);
   ops::AdamWSlice host_piece(const Operation& operation) const;
   ops::AdamWSlice device_piece(const Operation& operation) const;

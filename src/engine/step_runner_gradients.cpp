@@ -161,7 +161,7 @@ void StepRunner::update(const Operation& operation) {
        .exp_avg_sq = slab.exp_avg_sq + first,
        .gradient = parts_.host_buffers.gradients[home].as<float>() + (first - device.kept(block)),
        .n = slab.num_elements - first},
-      decays(block, first, slab.num_elements - first), optimizer_settings_);
+      update_ranges(block, first, slab.num_elements - first), optimizer_settings_);
   parts_.store.bump_version(block);
   ++num_updated_;
 }
@@ -228,18 +228,18 @@ void StepRunner::update_on_device(const Operation& operation, StreamView stream)
   const DeviceUpdate& device = parts_.shape.schedule.device_update;
   const std::int64_t first = device.piece(operation.block, operation.piece).first;
   const ops::AdamWSlice piece = device_piece(operation);
-  const std::vector<DecayRange> ranges = decays(operation.block, first, piece.n);
+  const std::vector<UpdateRange> ranges = update_ranges(operation.block, first, piece.n);
   const auto scalars = [&](std::size_t range) {
-    return ops::adamw_scalars(ops::with_decay(optimizer_settings_, *ranges[range].decay));
+    return ops::adamw_scalars(ops::with_decay(optimizer_settings_, *ranges[range].weight_decay));
   };
   std::int64_t begin = 0;
   for (std::size_t i = 0; i < ranges.size();) {
-    if (!ranges[i].decay) {
+    if (!ranges[i].weight_decay) {
       begin = ranges[i++].end;
       continue;
     }
     // Two ranges at once: a block's matrices and vectors are one launch.
-    const std::size_t last = i + 1 < ranges.size() && ranges[i + 1].decay ? i + 1 : i;
+    const std::size_t last = i + 1 < ranges.size() && ranges[i + 1].weight_decay ? i + 1 : i;
     const std::int64_t end = ranges[last].end;
     ops::adamw_device(context_without_workspace(stream), ops::elements(piece, begin, end),
                       ranges[i].end - begin, scalars(i), scalars(last),
@@ -250,8 +250,8 @@ void StepRunner::update_on_device(const Operation& operation, StreamView stream)
   if (operation.update_slot < 0) parts_.store.bump_version(operation.block);
 }
 
-std::vector<DecayRange> StepRunner::decays(int block, std::int64_t first, std::int64_t count) const {
-  return parts_.decay.ranges(block, first, count, optimizer_settings_.weight_decay);
+std::vector<UpdateRange> StepRunner::update_ranges(int block, std::int64_t first, std::int64_t count) const {
+  return parts_.parameter_groups.ranges(block, first, count, optimizer_settings_.weight_decay);
 }
 
 void StepRunner::store_state(const Operation& operation, StreamView stream) {

@@ -1,11 +1,7 @@
 #include "engine/trainer.hpp"
 
-#include <fmt/ranges.h>
-
 #include <chrono>
-#include <cmath>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "backends/free_memory.hpp"
 #include "backends/peak_rates.hpp"
@@ -13,40 +9,13 @@
 #include "core/progress.hpp"
 #include "engine/alarms.hpp"
 #include "engine/planner.hpp"
+#include "engine/resume_checks.hpp"
 
 namespace layerstream {
 namespace {
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-/// Refuses to go on with a checkpoint of a model that computes something else. Throws ConfigError naming the
-/// keys of config.json that differ.
-void check_same_model(const io::CheckpointReader& checkpoint, const HfConfigText& config,
-                      const ModelSpec& spec) {
-  const std::string place = checkpoint.path("config.json").string();
-  const std::string text = checkpoint.text("config.json");
-  ModelSpec saved = parse_hf_config(text, place);
-  saved.dtype = spec.dtype;  // how weights are stored, and how fresh ones are made, is no matter now
-  saved.initializer_range = spec.initializer_range;
-  if (saved == spec) return;
-  const nlohmann::json before = nlohmann::json::parse(text);
-  const nlohmann::json now = nlohmann::json::parse(config.text);
-  nlohmann::json all = before;
-  all.update(now);
-  std::string differing;
-  for (const auto& [key, value] : all.items()) {
-    if (before.contains(key) && now.contains(key) && before[key] == now[key]) continue;
-    differing += (differing.empty() ? "" : ", ") + key;
-  }
-  throw ConfigError(fmt::format("{}: the checkpoint's model is not that of {}; keys that differ: {}", place,
-                                config.path, differing));
-}
-
-/// The configuration that a checkpoint was written with.
-RunConfig settings_of(const io::CheckpointReader& checkpoint) {
-  return parse_config(checkpoint.text("run.yaml"), checkpoint.path("run.yaml").string()).run;
 }
 
 }  // namespace
@@ -75,7 +44,7 @@ std::string long_row_warning(const ModelSpec& spec, std::int64_t row_tokens) {
 }
 
 std::string attention_pattern_warning(const RunConfig& run) {
-  if (run.attention_pattern == AttentionPatternType::full) return {};
+  if (run.attention_pattern.type == AttentionPatternType::full) return {};
   return fmt::format(
       "attention_pattern: with keys left out the model computes another function than with full attention, and "
       "config.json cannot say so: whoever loads an export computes full attention; layerstream generate "
@@ -84,7 +53,12 @@ std::string attention_pattern_warning(const RunConfig& run) {
 
 Trainer::Trainer(const LoadedConfig& config, Device& device, const StopRequest& stop, const Log& log,
                  const EngineDiagnostics& diagnostics, ExecutionObserver* annotation)
-    : config_(config), device_(device), stop_(stop), log_(log), diagnostics_(diagnostics) {
+    : config_(config),
+      device_(device),
+      stop_(stop),
+      log_(log),
+      checkpoints_(config_.run, model_config_.text, log_),
+      diagnostics_(diagnostics) {
   const RunConfig& run = config_.run;
   check_config(config_);
   if (io::data_key(run, io::DataRole::train).empty()) require_keys(config_, {"train_file"}, "train");
@@ -106,25 +80,27 @@ Trainer::Trainer(const LoadedConfig& config, Device& device, const StopRequest& 
     config_.run.chunk_tokens = settings_of(*source.checkpoint).chunk_tokens;
   }
   // What the engine alone needs is known before minutes go into reading data.
-  place(0);
+  placement_ = placement_of(run, 0, 0);
   read_data();
   plan_steps();
   if (source.checkpoint) adopt_state(*source.checkpoint);
   check_same_held_out_data();
-  if (!shortfall(plan_run(spec_, placed_, device_, data_bytes()).ledger,
+  if (!shortfall(plan_run(spec_, placement_.run, device_, data_bytes()).ledger,
                  host_budget(run, host_node(run, device_).node), device_)
            .empty()) {
-    place(data_bytes());
+    placement_ = placement_of(run, data_bytes(), 0);
   }
-  config_.run.chunk_tokens = placed_.chunk_tokens;  // it changes sums: the run's, wherever it goes on
-  check_disk_space();
+  config_.run.chunk_tokens = placement_.run.chunk_tokens;  // it changes sums: the run's, wherever it goes on
+  checkpoints_.check_disk_space(state_,
+                                {.total_steps = total_steps_, .steps_per_epoch = order_->steps_per_epoch()},
+                                checkpoint_bytes(make_layout(spec_, run.frozen_parameters)));
 
   monitor_ = std::make_unique<StepMonitor>(
       device_, StepMonitor::Observers{.always = diagnostics.observer, .annotation = annotation},
       ProfileWindow{.first_step = run.profile_start_step, .num_steps = run.profile_num_steps},
       run.output_dir);
   diagnostics_.observer = &monitor_->observer();
-  engine_ = make_engine(placed_, {});
+  engine_ = make_engine(placement_.run, {});
   io::FileSystem files;
   io::create_directories(files, run.output_dir);
   await_requests();
@@ -135,7 +111,6 @@ Trainer::Trainer(const LoadedConfig& config, Device& device, const StopRequest& 
   // Of a run that begins anew nothing that is there counts, not even an evaluation before the first step.
   metrics_ = std::make_unique<io::RunMetrics>(run.output_dir, run.report_to,
                                               source.checkpoint ? state_.global_step : -1, log_);
-  planned_ = planned_step(placed_, *engine_, device_, state_.rows_per_step);
   expect_timeline();
   write_record();
 }
@@ -147,13 +122,13 @@ Trainer::WeightSource Trainer::open_weights() const {
       run.resume_from_checkpoint.empty() ? std::nullopt
                                          : find_resume_point(run.resume_from_checkpoint, run.output_dir);
   if (resume_point) {
-    log_.info("verifying {}", resume_point->string());
-    source.checkpoint.emplace(*resume_point, io::Verify::hashes);
-    check_rewind(source.checkpoint->step());
+    source.checkpoint.emplace(*resume_point);
+    checkpoints_.check_there_is_none_after(source.checkpoint->step());
+    verify(*source.checkpoint);
     check_same_model(*source.checkpoint, model_config_, spec_);
     return source;
   }
-  check_output_directory();
+  checkpoints_.check_there_is_none();
   if (!run.model_name_or_path.empty()) {
     source.model.emplace(run.model_name_or_path);
     check_weights(*source.model, make_layout(spec_));
@@ -161,14 +136,21 @@ Trainer::WeightSource Trainer::open_weights() const {
   return source;
 }
 
-/// Throws as placement_of does.
-void Trainer::place(std::size_t data_bytes) {
-  placed_ = placement_of(config_.run, data_bytes, 0);
+/// Reads all of it. Throws FileError if its content is not what was written.
+void Trainer::verify(const io::CheckpointReader& checkpoint) const {
+  const std::string place = checkpoint.directory().string();
+  log_.info("verifying {}", place);
+  const std::string phase = "verifying " + place;
+  Heartbeat heartbeat(log_, phase);
+  checkpoint.verify_hashes([&](std::uint64_t done, std::uint64_t total) {
+    stop_.throw_if_requested(phase);
+    heartbeat.set_done(static_cast<double>(done), static_cast<double>(total));
+  });
 }
 
-/// The configuration with every placement decided. Throws ConfigError; ResourceError if the run does not fit.
-RunConfig Trainer::placement_of(const RunConfig& run, std::size_t data_bytes,
-                                std::size_t engine_bytes) const {
+/// Throws ConfigError; ResourceError if the run does not fit.
+Trainer::Placement Trainer::placement_of(const RunConfig& run, std::size_t data_bytes,
+                                         std::size_t engine_bytes) const {
   const HostBudget host = host_budget(run, host_node(run, device_).node);
   if (const std::optional<HardwareProfile> profile = profile_of_run(run, device_)) {
     const Plan plan = plan_placement(
@@ -180,7 +162,10 @@ RunConfig Trainer::placement_of(const RunConfig& run, std::size_t data_bytes,
     }
     log_lines("plan", plan.placement_yaml());
     log_lines("plan", plan.summary());
-    return plan.config;
+    return {.run = plan.config,
+            .planned = PlannedStep{.profile = profile->name,
+                                   .seconds = plan.prediction.run.seconds,
+                                   .tokens_per_second = plan.tokens_per_second()}};
   }
   if (!device_.uses_host_memory()) {
     log_.info(
@@ -189,7 +174,7 @@ RunConfig Trainer::placement_of(const RunConfig& run, std::size_t data_bytes,
   }
   const RunConfig placed = with_default_placement(run, device_);
   check_memory(plan_run(spec_, placed, device_, data_bytes, engine_bytes).ledger, host, device_);
-  return placed;
+  return {.run = placed, .planned = {}};
 }
 
 std::unique_ptr<Engine> Trainer::make_engine(const RunConfig& placed,
@@ -206,184 +191,18 @@ std::unique_ptr<Engine> Trainer::make_engine(const RunConfig& placed,
                                   EngineMemory{.progress = progress, .state = state});
 }
 
-void Trainer::read_data() {
-  dataset_ = load_data(io::DataRole::train);
-  if (!io::data_key(config_.run, io::DataRole::held_out).empty()) {
-    held_out_ = load_data(io::DataRole::held_out);
-  }
-}
-
-io::Dataset Trainer::load_data(io::DataRole role) {
-  const std::string subject = role == io::DataRole::train ? "data" : "held-out data";
-  const std::string data = role == io::DataRole::train ? "the training data" : "the held-out data";
-  io::DatasetOptions options = io::dataset_options(config_.run, spec_.vocab_size);
-  options.key = io::data_key(config_.run, role);
-  options.inputs = prepared_inputs(role, subject, "preparing " + data);
-  const std::string phase = "reading " + data;
-  Heartbeat heartbeat(log_, phase);
-  options.between_pieces = [&](std::int64_t done, std::int64_t total) {
-    stop_.throw_if_requested(phase);
-    heartbeat.set_done(static_cast<double>(done), static_cast<double>(total));
-  };
-  io::Dataset dataset = io::Dataset::load(options);
-  log_lines(subject, dataset.report().to_text());
-  const std::string warning = byte_token_warning(config_.run, dataset.report());
-  if (!warning.empty()) log_.warning("{}", warning);
-  stop_.throw_if_requested(phase);
-  return dataset;
-}
-
-std::vector<std::string> Trainer::prepared_inputs(io::DataRole role, std::string_view subject,
-                                                  const std::string& phase) {
-  const Heartbeat heartbeat(log_, phase);
-  return io::prepared_inputs(config_.run, role, model_config_.path,
-                             {.say = [&](std::string_view line) { log_.info("{}: {}", subject, line); },
-                              .poll = [&] { stop_.throw_if_requested(phase); }});
-}
-
-void Trainer::plan_steps() {
-  const RunConfig& run = config_.run;
-  state_.seed = run.seed;
-  state_.rows_per_step = run.per_device_train_batch_size * run.gradient_accumulation_steps;
-  state_.data_hash = dataset_->content_hash();
-  order_ = std::make_unique<io::DataOrder>(dataset_->num_rows(), state_.rows_per_step, run.seed);
-  const double steps_of_epochs =
-      std::ceil(run.num_train_epochs * static_cast<double>(order_->steps_per_epoch()));
-  if (run.max_steps <= 0 && !(steps_of_epochs < 0x1p53)) {
-    throw ConfigError(fmt::format("num_train_epochs: {} of {} steps each are more steps than can be counted",
-                                  run.num_train_epochs, order_->steps_per_epoch()));
-  }
-  total_steps_ = run.max_steps > 0 ? run.max_steps : static_cast<std::int64_t>(steps_of_epochs);
-  schedule_ = std::make_unique<LrSchedule>(LrSchedule::of(run, total_steps_));
-}
-
-void Trainer::check_rewind(std::int64_t step) const {
-  const RunConfig& run = config_.run;
-  const std::optional<io::FoundCheckpoint> newest = io::newest_complete(run.output_dir);
-  if (!newest || newest->step <= step) return;
-  throw ConfigError(
-      fmt::format("resume_from_checkpoint: {} is at step {}, but output_dir {} holds {}, which a later "
-                  "resume would take instead; "
-                  "choose another output_dir, or move the later checkpoints away",
-                  run.resume_from_checkpoint, step, run.output_dir, newest->path.filename().string()));
-}
-
-void Trainer::check_output_directory() const {
-  const RunConfig& run = config_.run;
-  std::vector<std::string> passed_over;
-  const std::vector<io::FoundCheckpoint> complete = io::find_checkpoints(run.output_dir, &passed_over);
-  for (const std::string& reason : passed_over) log_.warning("{}", reason);
-  if (complete.empty()) {
-    if (passed_over.empty()) return;
-    throw ConfigError(
-        fmt::format("output_dir {} holds checkpoints, but none that is complete (see the warnings); repair "
-                    "them, or choose another output_dir",
-                    run.output_dir));
-  }
-  const io::FoundCheckpoint* const existing = &complete.back();
-  throw ConfigError(
-      fmt::format("output_dir {} holds {} of another run; continue it with resume_from_checkpoint: auto, "
-                  "or choose another output_dir",
-                  run.output_dir, existing->path.filename().string()));
-}
-
-void Trainer::check_disk_space() const {
-  const RunConfig& run = config_.run;
-  if (done()) return;
-  // Those that are still to come: at multiples of this, and at the end.
-  std::int64_t every = run.save_steps;
-  if (run.save_strategy == SaveStrategy::no) every = 0;
-  if (run.save_strategy == SaveStrategy::epoch) every = order_->steps_per_epoch();
-  if (run.save_strategy == SaveStrategy::best) {
-    every = run.eval_strategy == EvalStrategy::epoch ? order_->steps_per_epoch() : run.eval_steps;
-  }
-  const auto multiples_to_come = [&](std::int64_t of) {
-    return of > 0 ? total_steps_ / of - state_.global_step / of : 0;
-  };
-  const std::int64_t saves = multiples_to_come(every) + (every > 0 && total_steps_ % every == 0 ? 0 : 1);
-  const std::uint64_t bytes = checkpoint_bytes(make_layout(spec_, run.frozen_parameters));
-  // Kept beside those of the limit: the best, and the major ones.
-  const std::int64_t beside =
-      run.save_total_limit > 0 ? (held_out_ ? 1 : 0) + multiples_to_come(run.save_major_steps) : 0;
-  io::check_space(run.output_dir, io::required_bytes(run.output_dir, bytes, retention(), saves) +
-                                      bytes * static_cast<std::uint64_t>(std::min(beside, saves)));
-}
-
-void Trainer::check_same_run(const TrainerState& saved, const std::filesystem::path& place) const {
-  const auto require = [&](std::string_view what, auto in_checkpoint, auto now) {
-    if (in_checkpoint == now) return;
-    throw ConfigError(
-        fmt::format("{}: {} was {} and is {} now, so the run would not continue where it stopped; set it "
-                    "back, or start a new run with model_name_or_path from an export",
-                    place.string(), what, in_checkpoint, now));
-  };
-  require("seed", saved.seed, state_.seed);
-  require("per_device_train_batch_size x gradient_accumulation_steps", saved.rows_per_step,
-          state_.rows_per_step);
-  require("the content of the training data (train_file, cutoff_len, packing, overlong)", saved.data_hash,
-          state_.data_hash);
-}
-
-void Trainer::warn_of_changed_settings(const io::CheckpointReader& checkpoint) const {
-  const RunConfig before = settings_of(checkpoint);
-  const RunConfig& now = config_.run;
-  std::string changes;
-  const auto compare = [&](std::string_view key, const auto& old_value, const auto& new_value) {
-    if (old_value != new_value) changes += fmt::format("{}{}", changes.empty() ? "" : ", ", key);
-  };
-  compare("max_steps", before.max_steps, now.max_steps);
-  compare("num_train_epochs", before.num_train_epochs, now.num_train_epochs);
-  compare("learning_rate", before.learning_rate, now.learning_rate);
-  compare("lr_scheduler_type", before.lr_scheduler_type, now.lr_scheduler_type);
-  compare("lr_scheduler_kwargs", before.lr_scheduler_kwargs, now.lr_scheduler_kwargs);
-  compare("warmup_steps", before.warmup_steps, now.warmup_steps);
-  compare("warmup_ratio", before.warmup_ratio, now.warmup_ratio);
-  compare("weight_decay", before.weight_decay, now.weight_decay);
-  compare("weight_decay_rules", before.weight_decay_rules, now.weight_decay_rules);
-  compare("frozen_parameters", before.frozen_parameters, now.frozen_parameters);
-  compare("skip_loss_zscore", before.skip_loss_zscore, now.skip_loss_zscore);
-  compare("skip_grad_norm_zscore", before.skip_grad_norm_zscore, now.skip_grad_norm_zscore);
-  compare("adam_beta1", before.adam_beta1, now.adam_beta1);
-  compare("adam_beta2", before.adam_beta2, now.adam_beta2);
-  compare("adam_epsilon", before.adam_epsilon, now.adam_epsilon);
-  compare("max_grad_norm", before.max_grad_norm, now.max_grad_norm);
-  compare("compute_dtype", before.compute_dtype, now.compute_dtype);
-  compare("rope", before.rope, now.rope);
-  compare("attention_pattern and its keys", attention_pattern_of(before), attention_pattern_of(now));
-  // Rows may be what they were, and yet turn by other angles.
-  const auto frequencies = [&](const RunConfig& run) {
-    return rope_frequencies(spec_.rope, spec_.head_dim, spec_.max_position_embeddings, run.cutoff_len);
-  };
-  compare("cutoff_len (rope_parameters depend on it)", frequencies(before), frequencies(now));
-  compare("chunk_tokens", before.chunk_tokens.value_or(default_chunk_tokens),
-          now.chunk_tokens.value_or(default_chunk_tokens));
-  compare("loss_tile_tokens", before.loss_tile_tokens, now.loss_tile_tokens);
-  if (changes.empty()) return;
-  log_.warning("changed since {}: {}; the rest of the run will not be that of the uninterrupted one",
-               checkpoint.directory().string(), changes);
-}
-
 void Trainer::adopt_state(const io::CheckpointReader& checkpoint) {
+  const std::filesystem::path& place = checkpoint.directory();
   const TrainerState saved = read_trainer_state(checkpoint);
-  check_same_run(saved, checkpoint.directory());
-  check_frozen(checkpoint);
-  warn_of_changed_settings(checkpoint);
-  state_ = saved;
-}
-
-/// Throws ConfigError if blocks are to be trained whose moments the checkpoint has not got.
-void Trainer::check_frozen(const io::CheckpointReader& checkpoint) const {
+  check_same_data(saved, state_, place);
   const RunConfig before = settings_of(checkpoint);
-  const ModelLayout saved = make_layout(spec_, before.frozen_parameters);
-  const ModelLayout now = make_layout(spec_, config_.run.frozen_parameters);
-  for (int block = 0; block < saved.num_blocks(); ++block) {
-    if (!saved.is_frozen(block) || now.is_frozen(block)) continue;
-    throw ConfigError(fmt::format(
-        "frozen_parameters: {} was frozen when {} was written, which has no moments of it; give frozen_parameters as "
-        "it was ([{}]), or start a new run with model_name_or_path from an export",
-        saved.blocks[static_cast<std::size_t>(block)].parameters.front().name,
-        checkpoint.directory().string(), fmt::join(before.frozen_parameters, ", ")));
+  check_moments(before.frozen_parameters, config_.run.frozen_parameters, spec_, place);
+  if (const std::string changes = changed_settings(before, config_.run, spec_); !changes.empty()) {
+    log_.warning("changed since {}: {}; the rest of the run will not be that of the uninterrupted one",
+                 place.string(), changes);
   }
+  state_ = saved;
+  checkpoints_.forget_absent_best(state_.evaluation);
 }
 
 void Trainer::load_state(const WeightSource& source) {
@@ -404,44 +223,6 @@ void Trainer::load_state(const WeightSource& source) {
     engine_->parameters().initialize(run.seed, spec_.initializer_range, engine_->pool(), poll);
     log_.info("fresh weights: normal, standard deviation {}, seed {}", spec_.initializer_range, run.seed);
   }
-}
-
-void Trainer::log_banner() const {
-  const RunConfig& run = config_.run;
-  const EngineShape& shape = engine_->shape();
-  log_.info("model: {} parameters, {} layers, hidden {}, vocabulary {}, {}", shape.layout.num_parameters(),
-            spec_.num_hidden_layers, spec_.hidden_size, spec_.vocab_size,
-            spec_.tie_word_embeddings ? "tied embeddings" : "untied embeddings");
-  log_.info("numbers: {} compute, fp32 master, moments and gradients; AdamW on {} with {} threads",
-            name_of(shape.compute), ops::adamw_host_target(), engine_->pool().num_threads());
-  log_.info("steps: {} of {} rows ({} rows an epoch); chunks of up to {} tokens", total_steps_,
-            state_.rows_per_step, dataset_->num_rows(), shape.bounds.chunk_tokens);
-  std::string decays;
-  for (const auto& [decay, count] : engine_->weight_decay().groups(shape.layout, run.weight_decay)) {
-    decays += fmt::format("{}{} of {} parameters", decays.empty() ? "" : ", ", decay,
-                          format_count(static_cast<double>(count)));
-  }
-  log_.info("weight decay: {}", decays);
-  if (const std::int64_t trained = shape.layout.num_trainable_parameters();
-      trained < shape.layout.num_parameters()) {
-    log_.info("frozen: {} of {} parameters",
-              format_count(static_cast<double>(shape.layout.num_parameters() - trained)),
-              format_count(static_cast<double>(shape.layout.num_parameters())));
-  }
-  log_placement();
-  log_.info("output: {}", run.output_dir);
-}
-
-void Trainer::log_placement() const {
-  log_.info("device: {}; backend {}: {}; {} weight slots", device_.description(), engine_->backend().name(),
-            backend_decision(placed_, device_).reason, engine_->shape().schedule.weight_slots);
-  const HostNode& node = engine_->host_node();
-  log_.info("host memory: {}{}", node.to_text(), node.node ? "; " + engine_->host_residency().to_text() : "");
-  for (const std::string& warning : engine_->host_memory_warnings()) log_.warning("{}", warning);
-  if (const HostPin* const pin = engine_->host_pin(); pin != nullptr && !pin->shortfall().empty()) {
-    log_.warning("{}; the rest is copied through a small pinned buffer, slower", pin->shortfall());
-  }
-  log_lines("memory", engine_->ledger().to_table());
 }
 
 void Trainer::measure_rates() {
@@ -482,14 +263,6 @@ std::optional<double> Trainer::mfu(const StepResult& result, double seconds) con
   const std::optional<double> peak = peak_flops(device_.description(), config_.run.compute_dtype);
   if (!peak || result.num_targets == 0) return {};
   return model_flops(engine_->schedule()) / seconds / *peak;
-}
-
-void Trainer::log_lines(std::string_view subject, std::string_view text) const {
-  while (!text.empty()) {
-    const std::size_t end = std::min(text.find('\n'), text.size());
-    log_.info("{}: {}", subject, text.substr(0, end));
-    text.remove_prefix(std::min(end + 1, text.size()));
-  }
 }
 
 StepResult Trainer::step() {
@@ -563,44 +336,16 @@ std::string Trainer::leave_out_outlier(const StepResult& result) {
 }
 
 std::filesystem::path Trainer::save() {
-  try {
-    const std::filesystem::path path = write_checkpoint();
-    write_record();
-    return path;
-  } catch (const FileError& error) {
-    throw Error(
-        fmt::format("the checkpoint of step {} could not be written, earlier ones are as they were: {}",
-                    state_.global_step, error.what()));
-  }
-}
-
-std::filesystem::path Trainer::write_checkpoint() {
   if (engine_) {
     engine_->apply_pending();
-    return write_checkpoint(std::as_const(*engine_).parameters());
+    const std::filesystem::path path = checkpoints_.save(std::as_const(*engine_).parameters(), state_);
+    write_record();
+    return path;
   }
-  const ModelLayout layout = make_layout(spec_, config_.run.frozen_parameters);
+  // What a re-plan has left of an engine.
   Ledger uncounted;
   Arena memory(Space::host, state_memory_->data(), state_memory_->bytes(), uncounted);
-  return write_checkpoint(ParameterStore(layout, memory));
-}
-
-std::filesystem::path Trainer::write_checkpoint(const ParameterStore& store) {
-  const RunConfig& run = config_.run;
-  Heartbeat heartbeat(log_, "saving a checkpoint");
-  note_checkpoint();
-  const CheckpointExtras extras{.config_json = model_config_.text,
-                                .run_yaml = config_yaml(run),
-                                .companions = run.model_name_or_path.empty()
-                                                  ? std::vector<std::filesystem::path>{}
-                                                  : companion_files(run.model_name_or_path)};
-  const std::filesystem::path path =
-      save_checkpoint(run.output_dir, store, state_, extras, std::make_shared<io::FileSystem>(),
-                      [&](int done, int total) { heartbeat.set_done(done, total); });
-  const std::optional<std::int64_t> best = link_best_checkpoint();
-  io::prune(run.output_dir, retention(), state_.global_step);
-  log_.info("saved {}{}", path.string(), best == state_.global_step ? ", the best so far" : "");
-  return path;
+  return checkpoints_.save(ParameterStore(make_layout(spec_, config_.run.frozen_parameters), memory), state_);
 }
 
 TrainingEnd Trainer::run() {
@@ -652,7 +397,7 @@ TrainingEnd Trainer::run() {
     }
     log_alarms();
     evaluate_if_due();
-    if (checkpoint_is_due()) {
+    if (checkpoints_.is_due(state_, order_->steps_per_epoch())) {
       end.checkpoint = save();
       saved = true;
     }

@@ -10,6 +10,7 @@
 #include "core/log.hpp"
 #include "core/signals.hpp"
 #include "engine/checkpoint_io.hpp"
+#include "engine/checkpoint_keeper.hpp"
 #include "engine/engine.hpp"
 #include "engine/lr_schedule.hpp"
 #include "engine/replan.hpp"
@@ -40,6 +41,8 @@ class Trainer {
   /// without one; outlives the trainer.
   Trainer(const LoadedConfig& config, Device& device, const StopRequest& stop, const Log& log,
           const EngineDiagnostics& diagnostics = {}, ExecutionObserver* annotation = nullptr);
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
 
   /// From where the run stands to its end, or to a stop request, which leaves a checkpoint.
   /// Throws Error with exit_code::not_finite after max_skipped_steps skipped steps in a row.
@@ -72,9 +75,15 @@ class Trainer {
     std::optional<io::ModelFiles> model;
   };
 
+  /// A configuration with every placement decided, and, where there are rates to predict it from, a step.
+  struct Placement {
+    RunConfig run;
+    std::optional<PlannedStep> planned;
+  };
+
   WeightSource open_weights() const;
-  RunConfig placement_of(const RunConfig& run, std::size_t data_bytes, std::size_t engine_bytes) const;
-  void place(std::size_t data_bytes);
+  void verify(const io::CheckpointReader& checkpoint) const;
+  Placement placement_of(const RunConfig& run, std::size_t data_bytes, std::size_t engine_bytes) const;
   std::unique_ptr<Engine> make_engine(const RunConfig& placed, const std::shared_ptr<HostRegion>& state);
   void await_requests();
   void carry_out(const std::string& request);
@@ -83,9 +92,6 @@ class Trainer {
   void settle(ReplanRequests::Outcome outcome);
   void read_data();
   void plan_steps();
-  void check_output_directory() const;
-  void check_rewind(std::int64_t step) const;
-  void warn_of_changed_settings(const io::CheckpointReader& checkpoint) const;
   io::Dataset load_data(io::DataRole role);
   std::vector<std::string> prepared_inputs(io::DataRole role, std::string_view subject,
                                            const std::string& phase);
@@ -97,11 +103,6 @@ class Trainer {
   /// Mean over the held-out targets; nothing if a stop was requested.
   std::optional<double> held_out_loss();
   void adopt_evaluation(double loss);
-  bool checkpoint_is_due() const;
-  /// That there is, or is about to be, a checkpoint of the present step, which may be the best one.
-  void note_checkpoint();
-  /// Lets checkpoint-best lead to the best one. @return its step, if there is one
-  std::optional<std::int64_t> link_best_checkpoint();
   void check_same_held_out_data();
   std::string leave_out_outlier(const StepResult& result);
   std::size_t data_bytes() const { return dataset_->bytes() + (held_out_ ? held_out_->bytes() : 0); }
@@ -114,25 +115,20 @@ class Trainer {
   void look_at_step(const StepResult& result);
   void log_alarms() const;
   std::optional<double> mfu(const StepResult& result, double seconds) const;
-  std::filesystem::path write_checkpoint();
-  std::filesystem::path write_checkpoint(const ParameterStore& store);
-  void check_disk_space() const;
-  io::Retention retention() const;
-  void check_frozen(const io::CheckpointReader& checkpoint) const;
   void adopt_state(const io::CheckpointReader& checkpoint);
   void load_state(const WeightSource& source);
-  void check_same_run(const TrainerState& saved, const std::filesystem::path& place) const;
   void log_banner() const;
   void log_placement() const;
   /// A line of the log for each line of `text`.
   void log_lines(std::string_view subject, std::string_view text) const;
 
   LoadedConfig config_;
-  RunConfig placed_;  ///< the configuration with the placement that the run has
+  Placement placement_;  ///< that the run has
   Device& device_;
   const StopRequest& stop_;
   Log log_;
   HfConfigText model_config_;
+  CheckpointKeeper checkpoints_;
   ModelSpec spec_;
   std::optional<io::Dataset> dataset_;
   std::optional<io::Dataset> held_out_;
@@ -145,8 +141,7 @@ class Trainer {
   std::optional<ReplanRequests> requests_;
   MeasuredRates rates_;
   std::optional<StepReport> report_;  ///< of the last step
-  std::optional<PlannedStep> planned_;
-  std::int64_t timeline_step_ = 0;  ///< the step that timeline.json is to be of
+  std::int64_t timeline_step_ = 0;    ///< the step that timeline.json is to be of
   std::unique_ptr<io::RunMetrics> metrics_;
   TrainerState state_;
   std::string left_out_;  ///< why the last step changed nothing; empty if it did

@@ -97,49 +97,6 @@ void Trainer::adopt_evaluation(double loss) {
   evaluation.without_gain = gains ? 0 : evaluation.without_gain + 1;
 }
 
-bool Trainer::checkpoint_is_due() const {
-  const RunConfig& run = config_.run;
-  const EvaluationState& evaluation = state_.evaluation;
-  switch (run.save_strategy) {
-    case SaveStrategy::no:
-      return false;
-    case SaveStrategy::steps:
-      return run.save_steps > 0 && state_.global_step % run.save_steps == 0;
-    case SaveStrategy::epoch:
-      return is_epoch_end();
-    case SaveStrategy::best:
-      return evaluation.best && evaluation.best->step == state_.global_step;
-  }
-  return false;
-}
-
-void Trainer::note_checkpoint() {
-  EvaluationState& evaluation = state_.evaluation;
-  if (!evaluation.last || evaluation.last->step != state_.global_step ||
-      !std::isfinite(evaluation.last->loss)) {
-    return;
-  }
-  if (!evaluation.best_checkpoint || evaluation.last->loss < evaluation.best_checkpoint->loss) {
-    evaluation.best_checkpoint = evaluation.last;
-  }
-}
-
-io::Retention Trainer::retention() const {
-  io::Retention retention{.limit = config_.run.save_total_limit, .major_steps = config_.run.save_major_steps};
-  if (state_.evaluation.best_checkpoint) retention.best = state_.evaluation.best_checkpoint->step;
-  return retention;
-}
-
-std::optional<std::int64_t> Trainer::link_best_checkpoint() {
-  const std::optional<std::int64_t> best = retention().best;
-  try {
-    io::link_best(config_.run.output_dir, best);
-  } catch (const FileError& error) {
-    log_.warning("{}; the best checkpoint is the one of step {}", error.what(), best.value_or(0));
-  }
-  return best;
-}
-
 void Trainer::check_same_held_out_data() {
   if (!held_out_) return;
   EvaluationState& evaluation = state_.evaluation;

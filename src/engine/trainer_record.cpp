@@ -31,13 +31,13 @@ void Trainer::keep_timeline(const StepMonitor::Seen& seen) {
 void Trainer::write_record() {
   if (!engine_) return;
   leave("run.json", RunRecord{.config = config_,
-                              .placed = placed_,
+                              .placed = placement_.run,
                               .model_path = model_config_.path,
                               .spec = spec_,
                               .engine = *engine_,
                               .device = device_,
                               .rates = rates_,
-                              .planned = planned_,
+                              .planned = placement_.planned,
                               .total_steps = total_steps_,
                               .first_step = first_step_,
                               .rows_per_step = state_.rows_per_step,

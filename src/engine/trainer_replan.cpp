@@ -61,7 +61,7 @@ void Trainer::carry_out(const std::string& request) {
     settle(ReplanRequests::Outcome::refused);
   };
   LoadedConfig wanted;
-  RunConfig placed;
+  Placement placement;
   // All that can be refused is refused while the engine stands.
   try {
     const LoadedConfig given = parse_replan_request(request, ReplanRequests::waiting_name);
@@ -74,16 +74,16 @@ void Trainer::carry_out(const std::string& request) {
           device_.attainable_memory()));
     }
     const Ledger& held = engine_->ledger();
-    placed =
+    placement =
         placement_of(wanted.run, data_bytes(),
                      held.total(Space::host) + (device_.uses_host_memory() ? held.total(Space::device) : 0));
   } catch (const std::exception& error) {
     return refuse(error.what());
   }
-  if (places_alike(placed, placed_)) {
+  if (places_alike(placement.run, placement_.run)) {
     log_.info("re-plan after step {}: the placement stays what it is", state_.global_step);
   } else {
-    const std::string failure = move_to(placed, former_limit);
+    const std::string failure = move_to(placement.run, former_limit);
     if (!engine_) {
       log_.warning("re-plan after step {} given up: {}", state_.global_step, failure);
       return settle(ReplanRequests::Outcome::refused);
@@ -93,8 +93,7 @@ void Trainer::carry_out(const std::string& request) {
     log_placement();
   }
   config_ = std::move(wanted);
-  placed_ = std::move(placed);
-  planned_ = planned_step(placed_, *engine_, device_, state_.rows_per_step);
+  placement_ = std::move(placement);
   expect_timeline();
   write_record();
   settle(ReplanRequests::Outcome::applied);
@@ -118,7 +117,7 @@ std::string Trainer::move_to(const RunConfig& placed, std::size_t former_limit) 
     log_.warning("re-plan: {}; back to the former placement", failure);
     device_.set_memory_limit(former_limit);
     try {
-      engine_ = make_engine(placed_, state_memory_);
+      engine_ = make_engine(placement_.run, state_memory_);
     } catch (const Interrupted& stop) {
       return stop.what();
     } catch (const std::exception& error) {

@@ -46,23 +46,34 @@ std::string text_if_present(const std::filesystem::path& path) {
   return std::filesystem::exists(path, ignored) ? read_text(path) : std::string();
 }
 
-std::size_t kept_bytes(std::string_view text, std::int64_t resumed_step, const std::filesystem::path& path,
-                       const StepOfLine& step_of) {
+std::size_t read_appended_lines(
+    std::string_view text, const std::filesystem::path& path,
+    const std::function<bool(std::string_view line, const std::string& place)>& read) {
   std::size_t begin = 0;
-  for (std::int64_t line = 1; begin < text.size(); ++line) {
+  for (std::int64_t number = 1; begin < text.size(); ++number) {
     const std::size_t end = text.find('\n', begin);
-    if (end == std::string_view::npos) return begin;  // torn
-    std::optional<std::int64_t> step;
+    if (end == std::string_view::npos) break;
     try {
-      step = step_of(text.substr(begin, end - begin), fmt::format("{}:{}", path.string(), line));
-    } catch (const FileError& error) {
-      if (end + 1 == text.size()) return begin;  // torn where the disk lost its front
-      throw FileError(fmt::format("{}; repair the line, or move the file away", error.what()));
+      if (!read(text.substr(begin, end - begin), fmt::format("{}:{}", path.string(), number))) break;
+    } catch (const FileError&) {
+      if (end + 1 == text.size()) break;
+      throw;
     }
-    if (step && *step > resumed_step) return begin;
     begin = end + 1;
   }
   return begin;
+}
+
+std::size_t kept_bytes(std::string_view text, std::int64_t resumed_step, const std::filesystem::path& path,
+                       const StepOfLine& step_of) {
+  try {
+    return read_appended_lines(text, path, [&](std::string_view line, const std::string& place) {
+      const std::optional<std::int64_t> step = step_of(line, place);
+      return !step || *step <= resumed_step;
+    });
+  } catch (const FileError& error) {
+    throw FileError(fmt::format("{}; repair the line, or move the file away", error.what()));
+  }
 }
 
 }  // namespace layerstream::io

@@ -35,6 +35,16 @@ class AppendFile {
 /// The content of `path`; empty if nothing is there. Throws FileError.
 std::string text_if_present(const std::filesystem::path& path);
 
+/// Reads a text of lines to which a run appends: the last line is left out if it is torn, which it is without
+/// an end, or where it is none by its content and the disk has lost its front.
+/// @param read called with each line, and its place in the file; whether to go on behind it. Throws FileError
+///   for what is no line.
+/// @return bytes of the lines behind which it went on. Throws FileError as `read` does for a line before the
+///   last.
+std::size_t read_appended_lines(
+    std::string_view text, const std::filesystem::path& path,
+    const std::function<bool(std::string_view line, const std::string& place)>& read);
+
 /// The step that a line is of; none: a line of no step. Throws FileError naming `place` for a line that is
 /// none.
 using StepOfLine =

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -89,8 +90,10 @@ class CheckpointReader {
   std::string text(std::string_view name) const;
   SafetensorsFile safetensors(std::string_view name, PageCache cache = PageCache::drop) const;
 
-  /// As Verify::hashes, later. Throws FileError.
-  void verify_hashes() const;
+  /// As Verify::hashes, later. Throws FileError. @param before_file called with the number of bytes that are
+  /// read already, and of all; may throw.
+  void verify_hashes(
+      const std::function<void(std::uint64_t done, std::uint64_t total)>& before_file = {}) const;
 
  private:
   std::filesystem::path directory_;

@@ -40,8 +40,14 @@ CheckpointReader::CheckpointReader(fs::path directory, Verify verify) : director
   if (verify == Verify::hashes) verify_hashes();
 }
 
-void CheckpointReader::verify_hashes() const {
+void CheckpointReader::verify_hashes(
+    const std::function<void(std::uint64_t done, std::uint64_t total)>& before_file) const {
+  std::uint64_t total = 0;
+  for (const CheckpointFile& file : manifest_.files) total += file.bytes;
+  std::uint64_t done = 0;
   for (const CheckpointFile& file : manifest_.files) {
+    if (before_file) before_file(done, total);
+    done += file.bytes;
     const fs::path path = directory_ / file.name;
     if (const std::string hash = hash_file(path); hash != file.xxh3) {
       throw FileError(fmt::format(

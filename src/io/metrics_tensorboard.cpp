@@ -2,10 +2,10 @@
 
 #include <unistd.h>
 
-#include <array>
 #include <chrono>
 #include <optional>
 
+#include "core/host_name.hpp"
 #include "io/tensorboard_events.hpp"
 
 namespace layerstream::io {
@@ -13,11 +13,6 @@ namespace {
 
 double seconds_since_1970() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? std::string(name.data()) : "localhost";
 }
 
 /// A name that is not taken: a process may begin two runs in a second.

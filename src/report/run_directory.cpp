@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "core/error.hpp"
+#include "io/append_file.hpp"
 #include "io/file_source.hpp"
 #include "io/json_text.hpp"
 
@@ -50,42 +51,35 @@ class SeriesBuilder {
   Series series_;
 };
 
+/// Throws FileError naming `place`.
+nlohmann::json parse_object(std::string_view text, const std::string& place) {
+  nlohmann::json json = io::parse_json(text, place);
+  if (!json.is_object()) throw FileError(fmt::format("{}: is not a JSON object", place));
+  return json;
+}
+
 /// Lines of a whole file; of one that is being written all but the last, unfinished one.
 void read_metrics(const fs::path& path, RunDirectory& run) {
-  const std::string text = io::read_text(path);
   SeriesBuilder training, evaluation;
-  const std::string_view all = text;
-  std::size_t begin = 0;
-  for (std::int64_t number = 1; begin < all.size(); ++number) {
-    const std::size_t end = all.find('\n', begin);
-    if (end == std::string_view::npos) break;
-    const std::string place = fmt::format("{}:{}", path.string(), number);
-    nlohmann::json line;
-    try {
-      line = io::parse_json(all.substr(begin, end - begin), place);
-      if (!line.is_object()) throw FileError(fmt::format("{}: is not a JSON object", place));
-    } catch (const FileError&) {
-      if (end + 1 == all.size()) break;  // torn where the disk lost its front
-      throw;
-    }
-    begin = end + 1;
+  const auto read = [&](std::string_view text, const std::string& place) {
+    const nlohmann::json line = parse_object(text, place);
     const auto step = line.find("step");
-    if (step == line.end() || !step->is_number_integer()) continue;
+    if (step == line.end() || !step->is_number_integer()) return true;
     const auto evaluates = [](std::string_view name) { return name.starts_with(evaluation_prefix); };
     if (line.contains("loss")) {
       training.add(step->get<std::int64_t>(), line, [&](std::string_view name) { return !evaluates(name); });
     }
     evaluation.add(step->get<std::int64_t>(), line, evaluates);
-  }
+    return true;
+  };
+  io::read_appended_lines(io::read_text(path), path, read);
   run.training = training.finish();
   run.evaluation = evaluation.finish();
 }
 
 nlohmann::json read_if_present(const fs::path& path) {
   if (!fs::exists(path)) return nullptr;
-  nlohmann::json json = io::parse_json(io::read_text(path), path.string());
-  if (!json.is_object()) throw FileError(fmt::format("{}: is not a JSON object", path.string()));
-  return json;
+  return parse_object(io::read_text(path), path.string());
 }
 
 }  // namespace

@@ -14,18 +14,18 @@ namespace {
 
 RunConfig window_run() {
   RunConfig run = tiny_run();
-  run.attention_pattern = AttentionPatternType::window;
-  run.attention_window = 5;
-  run.attention_global_tokens = 2;
+  run.attention_pattern.type = AttentionPatternType::window;
+  run.attention_pattern.window = 5;
+  run.attention_pattern.global_tokens = 2;
   return run;
 }
 
 RunConfig blocks_run() {
   RunConfig run = tiny_run();
-  run.attention_pattern = AttentionPatternType::blocks;
-  run.attention_block = 4;
-  run.attention_local_blocks = 2;
-  run.attention_global_tokens = 1;
+  run.attention_pattern.type = AttentionPatternType::blocks;
+  run.attention_pattern.block = 4;
+  run.attention_pattern.local_blocks = 2;
+  run.attention_pattern.global_tokens = 1;
   return run;
 }
 
@@ -38,7 +38,7 @@ TEST_P(SparseEngine, TrainsToTheSameBitsWhateverItSaves) {
   const RunRecord recomputed = train(tiny_spec(), run, 2);
   run.activation_policy = ActivationPolicy::all;
   EXPECT_EQ(train(tiny_spec(), run, 2), recomputed);
-  run.attention_pattern = AttentionPatternType::full;
+  run.attention_pattern.type = AttentionPatternType::full;
   EXPECT_NE(train(tiny_spec(), run, 2).losses, recomputed.losses);
 }
 

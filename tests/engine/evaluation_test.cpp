@@ -223,6 +223,24 @@ TEST_F(Evaluation, AnEarlyStopIsLiftedByMorePatience) {
   EXPECT_EQ(resumed->run().global_step, 10);
 }
 
+TEST_F(Evaluation, InAnotherOutputDirectoryTheBestOfThoseSavedThereCounts) {
+  RunConfig run = config();
+  run.max_steps = 8;
+  TestRun(run)->run();
+  run.resume_from_checkpoint = files_.path("out/checkpoint-8").string();
+  run.output_dir = files_.path("elsewhere").string();
+  run.max_steps = 12;
+  run.learning_rate = 0.3;  // so that what is saved there is worse
+  run.lr_scheduler_type = SchedulerType::constant;
+  run.max_grad_norm = 0;
+  TestRun resumed(run);
+  EXPECT_THAT(resumed.log(),
+              HasSubstr("the best checkpoint, of step 8, is not in output_dir " + run.output_dir));
+  resumed->run();
+  ASSERT_EQ(resumed->state().evaluation.best->step, 8);
+  EXPECT_EQ(io::CheckpointReader(fs::path(run.output_dir) / io::best_name).step(), 12);
+}
+
 TEST_F(Evaluation, WithoutHeldOutDataAResumeKeepsTheBestCheckpoint) {
   RunConfig run = config();
   run.save_steps = 4;

@@ -10,6 +10,7 @@
 #include "engine/memory_plan.hpp"
 #include "engine/step_report.hpp"
 #include "run_fixture.hpp"
+#include "tests/backends/forwarding_device.hpp"
 
 namespace layerstream::test {
 namespace {
@@ -306,6 +307,78 @@ TEST_F(FrozenRun, ResumesBitForBitFromASmallerCheckpoint) {
   EXPECT_THAT(message_of<ConfigError>([&] { TestRun{run}; }),
               AllOf(HasSubstr("frozen_parameters: model.embed_tokens.weight was frozen"),
                     HasSubstr("([model.embed_tokens.*, model.layers.[01].*])")));
+}
+
+void ask(const RunConfig& run, const std::vector<std::string>& assignments) {
+  ReplanRequests(run.output_dir).submit(parse_replan_request("", "replan", assignments));
+}
+
+/// The first blocks, or a whole one between others and a part of each.
+const std::vector<Patterns> replanned{{"model.embed_tokens.*", "model.layers.0.*"},
+                                      {"model.layers.1.*", "*.k_proj.*"}};
+
+TEST_F(FrozenRun, IsPlacedAnewWithoutChangingABit) {
+  for (const Patterns& patterns : replanned) {
+    const std::string name = patterns.front();
+    const auto placed = [&](const std::string& output) {
+      return with_default_placement(config(patterns, name + output), *make_test_device(0));
+    };
+    const RunConfig run = placed("moved");
+    TestRun moved(run);
+    const auto device_update = [&] { return moved->engine().shape().schedule.device_update; };
+    const std::int64_t resident = most_resident_blocks(moved->engine().shape().layout);
+    moved->step();
+    moved->step();
+    ask(run, {"optimizer_device_share=0.5", "gradient_home=device", "weight_slots=1", "activation_policy=all",
+              fmt::format("resident_blocks={}", resident)});
+    moved->replan_if_asked();
+    ASSERT_THAT(moved.log(), HasSubstr("re-plan after step 2: placed anew")) << name;
+    EXPECT_EQ(device_update().resident_blocks, resident) << name;
+    moved->step();
+    moved->step();
+    // A frozen block has no state that could be at home anywhere.
+    ask(run, {fmt::format("resident_blocks={}", resident + 1)});
+    moved->replan_if_asked();
+    EXPECT_THAT(moved.log(), AllOf(HasSubstr("re-plan after step 4 refused"), HasSubstr("is frozen")))
+        << name;
+    ask(run, {"resident_blocks=0", "optimizer_device_share=0", "gradient_home=host"});
+    moved->replan_if_asked();
+    ASSERT_THAT(moved.log(), HasSubstr("re-plan after step 4: placed anew")) << name;
+    EXPECT_EQ(device_update().resident_blocks, 0) << name;
+    EXPECT_FALSE(moved->run().interrupted);
+    EXPECT_TRUE(outcome(moved, run) == train_to_the_end(placed("straight"))) << name;
+  }
+}
+
+/// Whose memory another process may take.
+class SharedDevice final : public ForwardingDevice {
+ public:
+  SharedDevice() : ForwardingDevice(make_test_device(std::size_t{1} << 30)) {}
+  std::unique_ptr<DeviceRegion> allocate(std::size_t bytes) override {
+    if (is_full) throw ResourceError("another process was faster");
+    return ForwardingDevice::allocate(bytes);
+  }
+  bool is_full = false;
+};
+
+TEST_F(FrozenRun, WhatAFailedReplanLeavesIsACheckpointToResume) {
+  for (const Patterns& patterns : replanned) {
+    const std::string name = patterns.front();
+    RunConfig run = config(patterns, name);
+    {
+      SharedDevice device;
+      const StopRequest stop;
+      std::ostringstream lines;
+      Trainer trainer({.run = run, .origins = {}}, device, stop, Log(lines));
+      for (int i = 0; i < 3; ++i) trainer.step();
+      ask(run, {"activation_policy=all"});
+      device.is_full = true;
+      EXPECT_THAT(message_of<Error>([&] { trainer.replan_if_asked(); }),
+                  AllOf(HasSubstr("no way back"), HasSubstr("checkpoint-3 is the newest checkpoint")));
+    }
+    run.resume_from_checkpoint = "auto";
+    EXPECT_TRUE(train_to_the_end(run) == train_to_the_end(config(patterns, name + "straight"))) << name;
+  }
 }
 
 TEST_F(FrozenRun, PatternsThatCannotBeMeantAreRefused) {

@@ -43,8 +43,8 @@ struct Slab {
 };
 
 /// Matrices are decayed, what comes after them is not.
-std::vector<DecayRange> decays(std::int64_t num_matrix, std::int64_t n) {
-  return {{.end = num_matrix, .decay = 0.1}, {.end = n, .decay = 0.0}};
+std::vector<UpdateRange> ranges(std::int64_t num_matrix, std::int64_t n) {
+  return {{.end = num_matrix, .weight_decay = 0.1}, {.end = n, .weight_decay = 0.0}};
 }
 
 constexpr ops::AdamWSettings settings{
@@ -65,7 +65,7 @@ TEST_P(HostOptimizerOfPieces, EqualsTheReferenceWhateverTheThreadsAndPieces) {
   for (const std::int64_t num_matrix : {0, 1, 4096, 5000, 20010, 20011}) {
     Slab slab(n);
     Slab expected = slab;
-    optimizer.update(slab.slice(), decays(num_matrix, n), settings);
+    optimizer.update(slab.slice(), ranges(num_matrix, n), settings);
     ops::AdamWSettings undecayed = settings;
     undecayed.weight_decay = 0.0;
     const ops::AdamWSlice all = expected.slice();
@@ -87,7 +87,7 @@ TEST(HostOptimizer, AStepOfZeroGradientDecaysMatricesAndLeavesTheRestAsItIs) {
   slab.gradient.assign(n, 0.0f);
   slab.exp_avg.assign(n, 0.0f);
   const Slab before = slab;
-  optimizer.update(slab.slice(), decays(num_matrix, n), settings);
+  optimizer.update(slab.slice(), ranges(num_matrix, n), settings);
   for (std::size_t i = 0; i < n; ++i) {
     if (i < num_matrix) {
       // lr·wd in FP32 and one rounding: 2^-24 each, the first of a number a thousandth of the weight.
@@ -111,8 +111,8 @@ TEST(HostOptimizer, RefusesDecaysOfAnotherSlabAndPiecesOfNothing) {
   WorkerPool pool(1);
   HostOptimizer optimizer(pool);
   Slab slab(10);
-  EXPECT_THROW(optimizer.update(slab.slice(), decays(11, 10), settings), ContractError);
-  EXPECT_THROW(optimizer.update(slab.slice(), decays(5, 9), settings), ContractError);
+  EXPECT_THROW(optimizer.update(slab.slice(), ranges(11, 10), settings), ContractError);
+  EXPECT_THROW(optimizer.update(slab.slice(), ranges(5, 9), settings), ContractError);
   EXPECT_THROW(optimizer.update(slab.slice(), {}, settings), ContractError);
   EXPECT_THROW(HostOptimizer(pool, 0), ContractError);
 }

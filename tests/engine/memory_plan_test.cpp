@@ -368,8 +368,8 @@ TEST(MemoryCheck, CoherentBackendMustBeAskedForTwiceOnADeviceWithoutCoherentMemo
 
 TEST(MemoryCheck, AnAttentionPatternOverAWindowOfTheModelsOwnIsRefused) {
   RunConfig run = tiny_run();
-  run.attention_pattern = AttentionPatternType::window;
-  run.attention_window = 5;
+  run.attention_pattern.type = AttentionPatternType::window;
+  run.attention_pattern.window = 5;
   ModelSpec spec = tiny_spec();
   spec.sliding_window = 8;
   spec.first_window_layer = spec.num_hidden_layers - 1;
@@ -388,11 +388,11 @@ TEST(MemoryPlan, OfAnAttentionPatternNeedsNoMoreThanTheJoiningOfItsRanges) {
   RunConfig run;
   run.cutoff_len = 65536;
   const std::size_t full = workspace(run);
-  run.attention_pattern = AttentionPatternType::blocks;
-  run.attention_block = 1024;
-  run.attention_local_blocks = 4;
+  run.attention_pattern.type = AttentionPatternType::blocks;
+  run.attention_pattern.block = 1024;
+  run.attention_pattern.local_blocks = 4;
   EXPECT_EQ(workspace(run), full);
-  run.attention_global_tokens = 64;
+  run.attention_pattern.global_tokens = 64;
   EXPECT_EQ(workspace(run), full);  // chunks of 8,192 tokens are no longer than a tile of attention
   run.chunk_tokens = 16384;
   EXPECT_LE(workspace(run), full + (std::size_t{400} << 20));

@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "engine/step_prediction.hpp"
+#include "profiles/hardware/shipped_profiles.hpp"
 #include "run_fixture.hpp"
 
 namespace layerstream::test {
@@ -67,6 +69,35 @@ TEST_F(RunRecordTest, AnotherPlacementIsRecordedAnew) {
   EXPECT_EQ(entry(left("run.json"), "weight_slots")["value"], "3");
   for (int step = 0; step < 3; ++step) (void)run->step();
   EXPECT_EQ(left("timeline.json")["step"], 7);
+}
+
+TEST_F(RunRecordTest, ThePlannedStepIsThatOfTheEnginesShape) {
+  const HardwareProfile profile = find_hardware_profile("h200-pcie5-128g");
+  RunConfig config = files_.config();
+  config.hardware_profile = "h200-pcie5-128g";
+  TestRun run(config);
+  const auto predicted = [&]() -> nlohmann::json {
+    const EngineShape& shape = run->engine().shape();
+    const ChunkPlan chunks = uniform_chunk_plan(4, config.cutoff_len, shape.bounds.chunk_tokens);
+    const StepPrediction step =
+        predict_step(profile, shape, chunks, planned_block_costs(shape, run->engine().backend()));
+    return {{"profile", profile.name},
+            {"step_seconds", step.run.seconds},
+            {"tokens_per_second", step.tokens_per_second(chunks)}};
+  };
+  const nlohmann::json first = left("run.json")["planned"];
+  EXPECT_EQ(first, predicted());
+  (void)run->step();
+  ReplanRequests(config.output_dir).submit(parse_replan_request("resident_blocks: 0", "request"));
+  run->replan_if_asked();
+  const nlohmann::json second = left("run.json")["planned"];
+  EXPECT_EQ(second, predicted());
+  EXPECT_GT(second["step_seconds"], first["step_seconds"]);
+}
+
+TEST_F(RunRecordTest, WithoutRatesNoStepIsPlanned) {
+  TestRun run(files_.config());
+  EXPECT_TRUE(left("run.json")["planned"].is_null());
 }
 
 }  // namespace

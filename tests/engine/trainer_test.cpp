@@ -28,13 +28,14 @@ TEST_F(Checkpoints, SaveStepsAndSaveTotalLimitSayWhichAreThere) {
   RunConfig config = files_.config();
   config.save_steps = 5;
   train_to_the_end(config);
-  EXPECT_THAT(names_in(config.output_dir),
-              ElementsAre("checkpoint-10", "checkpoint-12", "checkpoint-5", "metrics.jsonl", "run.json", "timeline.json"));
+  EXPECT_THAT(names_in(config.output_dir), ElementsAre("checkpoint-10", "checkpoint-12", "checkpoint-5",
+                                                       "metrics.jsonl", "run.json", "timeline.json"));
   config = files_.config("limited");
   config.save_steps = 3;
   config.save_total_limit = 2;
   train_to_the_end(config);
-  EXPECT_THAT(names_in(config.output_dir), ElementsAre("checkpoint-12", "checkpoint-9", "metrics.jsonl", "run.json", "timeline.json"));
+  EXPECT_THAT(names_in(config.output_dir),
+              ElementsAre("checkpoint-12", "checkpoint-9", "metrics.jsonl", "run.json", "timeline.json"));
 }
 
 TEST_F(Checkpoints, AResumeNamesChangesAfterWhichTheRestIsAnotherRun) {
@@ -66,8 +67,8 @@ TEST_F(Checkpoints, AResumeNamesChangesAfterWhichTheRestIsAnotherRun) {
   EXPECT_THAT(log_of_resume("plain", [](RunConfig& run) { run.lr_scheduler_kwargs.num_cycles = 1.5; }),
               HasSubstr("checkpoint-1: lr_scheduler_kwargs; the rest of the run"));
   const auto window = [](RunConfig& run) {
-    run.attention_pattern = AttentionPatternType::window;
-    run.attention_window = 8;
+    run.attention_pattern.type = AttentionPatternType::window;
+    run.attention_pattern.window = 8;
   };
   EXPECT_THAT(log_of_resume("plain", window),
               AllOf(HasSubstr("changed since"), HasSubstr("attention_pattern and its keys"),
@@ -138,7 +139,8 @@ TEST_F(Checkpoints, AStopBetweenTheBlocksOfASaveLeavesTheEarlierOneResumable) {
                                      if (done == stop_at) throw Interrupted("stop");
                                    }),
                    Interrupted);
-      EXPECT_THAT(names_in(config.output_dir), ElementsAre("checkpoint-4", "metrics.jsonl", "run.json", "timeline.json"));
+      EXPECT_THAT(names_in(config.output_dir),
+                  ElementsAre("checkpoint-4", "metrics.jsonl", "run.json", "timeline.json"));
     }
   }
   config.resume_from_checkpoint = "auto";
@@ -243,7 +245,8 @@ TEST_F(Run, StepsWithoutAFiniteGradientChangeNothingAndEndTheRunWithTheCheckpoin
     EXPECT_EQ(run->state().applied_steps, 4);
     EXPECT_THAT(run.log(), HasSubstr("nothing was changed (3 such steps in a row, 3 end the run)"));
   }
-  EXPECT_THAT(names_in(config.output_dir), ElementsAre("checkpoint-4", "metrics.jsonl", "run.json", "timeline.json"));
+  EXPECT_THAT(names_in(config.output_dir),
+              ElementsAre("checkpoint-4", "metrics.jsonl", "run.json", "timeline.json"));
   config.resume_from_checkpoint = "auto";
   TestRun again(config);
   again->run();
@@ -316,6 +319,45 @@ TEST(LongRows, AreWarnedOfWhereTheRotaryEmbeddingEnds) {
   EXPECT_THAT(long_row_warning(spec, 101), HasSubstr("made for 100 positions"));
   spec.rope = {.type = RopeType::yarn, .factor = 4.0, .original_max_position_embeddings = 100};
   EXPECT_EQ(long_row_warning(spec, 400), "");
+}
+
+class CheckpointToResume : public ::testing::Test {
+ protected:
+  CheckpointToResume() : config_(files_.config()) {
+    TestRun run(config_);
+    run->step();
+    run->save();
+    run->step();
+    run->save();
+  }
+  RunFiles files_;
+  RunConfig config_;
+};
+
+TEST_F(CheckpointToResume, AStopIsObeyedWhileItIsVerified) {
+  config_.resume_from_checkpoint = "auto";
+  const std::unique_ptr<Device> device = make_test_device(std::size_t{1} << 30);
+  std::ostringstream lines;
+  StopRequest stop;
+  stop.request(SIGTERM);
+  EXPECT_THAT(message_of<Interrupted>(
+                  [&] { Trainer trainer({.run = config_, .origins = {}}, *device, stop, Log(lines)); }),
+              AllOf(HasSubstr("stopped by SIGTERM while verifying"), HasSubstr("checkpoint-2")));
+}
+
+TEST_F(CheckpointToResume, ALaterOneIsNamedBeforeAllOfItIsRead) {
+  const fs::path older = fs::path(config_.output_dir) / "checkpoint-1";
+  config_.resume_from_checkpoint = older.string();
+  const fs::path weights = older / "block-00001.safetensors";
+  std::string bytes = read_text(weights);
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  write_text(weights, bytes);
+  EXPECT_THAT(
+      message_of<ConfigError>([&] { TestRun{config_}; }),
+      AllOf(HasSubstr("is at step 1"), HasSubstr("holds checkpoint-2"), HasSubstr("later checkpoints away")));
+  fs::remove_all(older.parent_path() / "checkpoint-2");
+  EXPECT_THAT(message_of<FileError>([&] { TestRun{config_}; }),
+              AllOf(HasSubstr("block-00001.safetensors"), HasSubstr("its content changed")));
 }
 
 }  // namespace

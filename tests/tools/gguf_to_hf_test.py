@@ -10,18 +10,16 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "tools"))
 
-try:
+from needed_packages import missing  # noqa: E402
+
+MISSING = missing("gguf", "numpy", "torch", "transformers", "gguf_to_hf")
+if not MISSING:
     import gguf
     import numpy
     import torch
     import transformers
 
     import gguf_to_hf
-except ImportError as error:
-    gguf = None
-    MISSING = f"the Python package {error.name} is not installed"
-else:
-    MISSING = ""
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, LAYERS, FEED_FORWARD = 64, 4, 2, 16, 2, 96
 SPECIAL, TEMPLATE = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], "{{ messages[0].content }}"
@@ -43,7 +41,7 @@ def pairs_from_halves(weight, heads):
     return numpy.stack(rows)
 
 
-@unittest.skipIf(gguf is None, MISSING)
+@unittest.skipIf(MISSING, MISSING)
 class GgufToHfTest(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()

@@ -11,16 +11,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "tools"))
 
-try:
-    import jinja2  # noqa: F401
-    import tokenizers
-except ImportError as error:
-    tokenizers = None
-    MISSING = f"the Python package {error.name} is not installed"
-else:
-    MISSING = ""
-
+from needed_packages import missing  # noqa: E402
 from prepare_data.hf_tokenizer import HfTokenizer  # noqa: E402
+
+MISSING = missing("jinja2", "tokenizers")
+if not MISSING:
+    import tokenizers
 
 SPACE = "\u2581"
 TEMPLATE = (
@@ -71,7 +67,7 @@ def make_llama():
     return tokenizer
 
 
-@unittest.skipIf(tokenizers is None, MISSING)
+@unittest.skipIf(MISSING, MISSING)
 class ReadingTest(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -120,11 +116,10 @@ class ReadingTest(unittest.TestCase):
         self.assertEqual(self.tokens(directory, "a b"), ["a", "Ġ", "b"])
 
     def test_every_id_and_target_is_that_of_transformers(self):
-        try:
-            import safetensors.numpy  # noqa: F401
-            import transformers
-        except ImportError as error:
-            self.skipTest(f"the Python package {error.name} is not installed")
+        if reason := missing("safetensors.numpy", "transformers"):
+            self.skipTest(reason)
+        import transformers
+
         if int(transformers.__version__.split(".")[0]) < 5:
             self.skipTest(f"transformers {transformers.__version__} reads LlamaTokenizer's files in another way")
         marked = (

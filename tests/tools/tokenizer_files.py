@@ -2,13 +2,9 @@
 
 import json
 
-try:
-    import jinja2  # noqa: F401
-    import tokenizers  # noqa: F401
-except ImportError as error:
-    MISSING = f"the Python package {error.name} is not installed"
-else:
-    MISSING = ""
+from needed_packages import missing
+
+MISSING = missing("jinja2", "tokenizers")
 
 # The way Qwen2.5's template goes, without its tools.
 CHATML = """\

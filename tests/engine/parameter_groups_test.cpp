@@ -1,8 +1,7 @@
-#include "engine/weight_decay.hpp"
+#include "engine/parameter_groups.hpp"
 
 #include <gmock/gmock.h>
 
-#include "core/weight_decay_rule.hpp"
 #include "run_fixture.hpp"
 
 namespace layerstream {
@@ -29,38 +28,40 @@ TEST(WeightDecayRule, IsAPatternAndANumber) {
   }
 }
 
-TEST(WeightDecay, WithoutRulesMatricesAreDecayedAndVectorsNot) {
+TEST(ParameterGroups, WithoutRulesMatricesAreDecayedAndVectorsNot) {
   const ModelLayout model = layout();
-  const WeightDecay decay(model, {});
+  const ParameterGroups groups(model, WeightDecay(model, {}));
   const BlockLayout& block = model.blocks[1];
-  EXPECT_THAT(decay.ranges(1, 0, block.num_elements, 0.1),
-              ElementsAre(DecayRange{block.num_matrix_elements, 0.1}, DecayRange{block.num_elements, 0.0}));
+  EXPECT_THAT(groups.ranges(1, 0, block.num_elements, 0.1),
+              ElementsAre(UpdateRange{block.num_matrix_elements, 0.1}, UpdateRange{block.num_elements, 0.0}));
   // Nothing to tell apart.
-  EXPECT_THAT(decay.ranges(1, 0, block.num_elements, 0.0), ElementsAre(DecayRange{block.num_elements, 0.0}));
+  EXPECT_THAT(groups.ranges(1, 0, block.num_elements, 0.0),
+              ElementsAre(UpdateRange{block.num_elements, 0.0}));
   // A piece across the border, counted from its own start.
-  EXPECT_THAT(decay.ranges(1, block.num_matrix_elements - 5, 8, 0.1),
-              ElementsAre(DecayRange{5, 0.1}, DecayRange{8, 0.0}));
-  EXPECT_THAT(decay.ranges(1, 3, 8, 0.1), ElementsAre(DecayRange{8, 0.1}));
+  EXPECT_THAT(groups.ranges(1, block.num_matrix_elements - 5, 8, 0.1),
+              ElementsAre(UpdateRange{5, 0.1}, UpdateRange{8, 0.0}));
+  EXPECT_THAT(groups.ranges(1, 3, 8, 0.1), ElementsAre(UpdateRange{8, 0.1}));
 }
 
-TEST(WeightDecay, TheLastRuleThatFitsCounts) {
+TEST(ParameterGroups, TheLastRuleThatFitsCounts) {
   const ModelLayout model = layout();
-  const WeightDecay decay(model, {"model.layers.1.*=0.5", "*norm*=0.25", "*.down_proj.weight=0"});
+  const ParameterGroups groups(
+      model, WeightDecay(model, {"model.layers.1.*=0.5", "*norm*=0.25", "*.down_proj.weight=0"}));
   for (int block = 0; block < model.num_blocks(); ++block) {
     for (const Parameter& parameter : model.blocks[static_cast<std::size_t>(block)].parameters) {
       double expected = parameter.is_matrix ? 0.1 : 0.0;
       if (parameter.name.find("layers.1.") != std::string::npos) expected = 0.5;
       if (parameter.name.find("norm") != std::string::npos) expected = 0.25;
       if (parameter.name.ends_with(".down_proj.weight")) expected = 0.0;
-      EXPECT_THAT(decay.ranges(block, parameter.offset, parameter.numel(), 0.1),
-                  ElementsAre(DecayRange{parameter.numel(), expected}))
+      EXPECT_THAT(groups.ranges(block, parameter.offset, parameter.numel(), 0.1),
+                  ElementsAre(UpdateRange{parameter.numel(), expected}))
           << parameter.name;
     }
   }
   std::int64_t all = 0;
-  for (const auto& [value, count] : decay.groups(model, 0.1)) all += count;
+  for (const auto& [value, count] : groups.parameters_by_decay(model, 0.1)) all += count;
   EXPECT_EQ(all, model.num_parameters());
-  EXPECT_THAT(WeightDecay(model, {"*=0.5"}).groups(model, 0.1),
+  EXPECT_THAT(ParameterGroups(model, WeightDecay(model, {"*=0.5"})).parameters_by_decay(model, 0.1),
               ElementsAre(Pair(0.5, model.num_parameters())));
 }
 
@@ -87,7 +88,7 @@ std::vector<std::vector<float>> weights_after_a_step(RunFiles& files, const std:
   return weights;
 }
 
-TEST(WeightDecay, RulesReachTheUpdateOfEitherEngine) {
+TEST(ParameterGroups, RulesReachTheUpdateOfEitherEngine) {
   RunFiles files;
   const ModelLayout model = make_layout(parse_hf_config(test::small_model_json().dump(), "config.json"));
   std::vector<const Parameter*> parameters;
@@ -109,7 +110,7 @@ TEST(WeightDecay, RulesReachTheUpdateOfEitherEngine) {
   }
 }
 
-TEST(WeightDecay, TheBannerTellsTheGroups) {
+TEST(ParameterGroups, TheBannerTellsTheGroups) {
   RunFiles files;
   RunConfig config = files.config();
   config.weight_decay_rules = {"*embed_tokens*=0"};

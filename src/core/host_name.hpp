@@ -1,0 +1,10 @@
+#pragma once
+
+#include <string>
+
+namespace layerstream {
+
+/// Of this machine; "localhost" if the system does not tell.
+std::string host_name();
+
+}  // namespace layerstream
