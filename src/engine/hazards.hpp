@@ -1,11 +1,14 @@
 #pragma once
 
-#include <compare>
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
-#include <map>
-#include <set>
+#include <initializer_list>
+#include <utility>
 #include <vector>
 
+#include "core/lane.hpp"
 #include "engine/schedule.hpp"
 
 namespace layerstream {
@@ -32,9 +35,8 @@ struct Resource {
     verdict,
   };
   Kind kind;
-  int index = 0;
+  int index = 0;  ///< not negative, nor is chunk
   int chunk = 0;
-  friend auto operator<=>(const Resource&, const Resource&) = default;
 };
 
 /// The parts of a block's state that are written apart: the host's share, and each piece of the device's.
@@ -51,42 +53,64 @@ class HazardTracker {
   explicit HazardTracker(Schedule& schedule) : schedule_(schedule) {}
 
   /// Appends the operation with its dependencies; returns its index.
-  int append(Operation operation, const std::vector<Resource>& reads, const std::vector<Resource>& writes) {
-    std::map<Lane, int> latest;  // per lane the latest operation to wait for
-    const auto wait_for = [&](int other) {
-      const Lane lane = schedule_.operations[static_cast<std::size_t>(other)].lane;
-      if (lane == operation.lane) return;
-      const auto [entry, fresh] = latest.emplace(lane, other);
-      if (!fresh && entry->second < other) entry->second = other;
-    };
-    for (const Resource& resource : reads) {
-      const State& state = states_[resource];
-      if (state.writer >= 0) wait_for(state.writer);
-    }
+  /// @param reads, writes ranges of Resource
+  template <class Reads = std::initializer_list<Resource>, class Writes = std::initializer_list<Resource>>
+  int append(Operation operation, const Reads& reads, const Writes& writes) {
+    LatestOfLane latest = none;  // to wait for
+    for (const Resource& resource : reads) add_writer(latest, state(resource));
     for (const Resource& resource : writes) {
-      const State& state = states_[resource];
-      if (state.writer >= 0) wait_for(state.writer);
-      for (const int reader : state.readers) wait_for(reader);
+      const State& state = this->state(resource);
+      add_writer(latest, state);
+      for (std::size_t lane = 0; lane < latest.size(); ++lane) {
+        latest[lane] = std::max(latest[lane], state.readers[lane]);
+      }
     }
+    const auto own_lane = static_cast<std::size_t>(operation.lane);
+    latest[own_lane] = -1;
+    std::ranges::sort(latest);
+    operation.dependencies.assign(std::ranges::upper_bound(latest, -1), latest.end());
     const int index = static_cast<int>(schedule_.operations.size());
-    std::set<int> ascending;
-    for (const auto& [lane, other] : latest) ascending.insert(other);
-    operation.dependencies.assign(ascending.begin(), ascending.end());
     schedule_.operations.push_back(std::move(operation));
 
-    for (const Resource& resource : reads) states_[resource].readers.push_back(index);
-    for (const Resource& resource : writes) states_[resource] = {.writer = index, .readers = {}};
+    for (const Resource& resource : reads) state(resource).readers[own_lane] = index;
+    for (const Resource& resource : writes) state(resource) = {.writer = index, .readers = none};
     return index;
   }
 
  private:
+  /// By lane the latest of some operations; −1: none.
+  using LatestOfLane = std::array<int, all_lanes.size()>;
+  static constexpr LatestOfLane none = [] {
+    LatestOfLane latest{};
+    latest.fill(-1);
+    return latest;
+  }();
+
   struct State {
     int writer = -1;
-    std::vector<int> readers;
+    LatestOfLane readers = none;  ///< since
   };
 
+  State& state(const Resource& resource) {
+    const auto at = [](auto& all, std::size_t index) -> auto& {
+      if (index >= all.size()) all.resize(index + 1);
+      return all[index];
+    };
+    auto& of_kind = states_[static_cast<std::size_t>(resource.kind)];
+    return at(at(of_kind, static_cast<std::size_t>(resource.index)),
+              static_cast<std::size_t>(resource.chunk));
+  }
+
+  void add_writer(LatestOfLane& latest, const State& state) const {
+    if (state.writer < 0) return;
+    int& of_lane =
+        latest[static_cast<std::size_t>(schedule_.operations[static_cast<std::size_t>(state.writer)].lane)];
+    of_lane = std::max(of_lane, state.writer);
+  }
+
   Schedule& schedule_;
-  std::map<Resource, State> states_;
+  /// By kind, index and chunk, which are few and dense.
+  std::array<std::vector<std::vector<State>>, static_cast<std::size_t>(Resource::Kind::verdict) + 1> states_;
 };
 
 }  // namespace layerstream

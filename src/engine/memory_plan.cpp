@@ -85,13 +85,12 @@ std::int64_t most_resident_blocks(const ModelLayout& layout) {
   return first_frozen;
 }
 
-EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& given, EngineMode mode,
+EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& config, EngineMode mode,
                               const Device& device) {
-  const RunConfig config = with_default_placement(given, device);
   const bool train = mode == EngineMode::train;
   EngineShape shape;
   shape.spec = spec;
-  shape.spec.attention_pattern = attention_pattern_of(config);
+  shape.spec.attention_pattern = config.attention_pattern;
   check_attention_pattern(shape.spec);
   shape.layout = make_layout(spec, train ? config.frozen_parameters : std::vector<std::string>{});
   if (train && !config.weight_decay_rules.empty()) {
@@ -100,21 +99,28 @@ EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& given, Eng
   shape.compute = config.compute_dtype;
   const std::int64_t rows =
       train ? config.per_device_train_batch_size * config.gradient_accumulation_steps : 1;
-  shape.bounds = chunk_bounds(rows, config.cutoff_len, *config.chunk_tokens);
+  shape.bounds = chunk_bounds(rows, config.cutoff_len, config.chunk_tokens.value_or(default_chunk_tokens));
   shape.loss_tile_tokens = train ? config.loss_tile_tokens : 1;
   shape.max_positions = config.cutoff_len;
   shape.keeps_key_values = !train;
   shape.deterministic = config.deterministic;
   shape.on_gpu = !device.uses_host_memory();
+  shape.schedule = make_schedule_settings(shape.layout, config, mode, device);
+  return shape;
+}
 
-  ScheduleSettings& schedule = shape.schedule;
-  schedule.num_blocks = shape.layout.num_blocks();
-  schedule.head_uses_embedding = shape.layout.head_uses_embedding;
+ScheduleSettings make_schedule_settings(const ModelLayout& layout, const RunConfig& given, EngineMode mode,
+                                        const Device& device) {
+  const RunConfig config = with_default_placement(given, device);
+  const bool train = mode == EngineMode::train;
+  ScheduleSettings schedule;
+  schedule.num_blocks = layout.num_blocks();
+  schedule.head_uses_embedding = layout.head_uses_embedding;
   schedule.train = train;
   schedule.logits_only = !train;
   if (train && !config.frozen_parameters.empty()) {
     for (int block = 0; block < schedule.num_blocks; ++block) {
-      schedule.frozen.push_back(shape.layout.is_frozen(block));
+      schedule.frozen.push_back(layout.is_frozen(block));
     }
   }
   if (train) {
@@ -134,16 +140,16 @@ EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& given, Eng
           "optimizer_device_share, resident_blocks: immediate updates are the host's alone, since they may have to stop in the middle; "
           "set both to 0, or optimizer_update: deferred");
     }
-    if (const std::int64_t most = most_resident_blocks(shape.layout);
+    if (const std::int64_t most = most_resident_blocks(layout);
         *config.resident_blocks > most && most < schedule.num_blocks) {
       throw ConfigError(fmt::format(
           "resident_blocks: {} blocks cannot live on the device, since block {} is frozen: only those before the "
           "first frozen one can; lower it to {}, or leave it out",
           *config.resident_blocks, most, most));
     }
-    schedule.device_update = make_device_update(
-        shape.layout, share, !*config.gradients_on_host, at_most_all(*config.resident_blocks),
-        *config.updates_in_place, static_cast<int>(*config.device_update_blocks));
+    schedule.device_update =
+        make_device_update(layout, share, !*config.gradients_on_host, at_most_all(*config.resident_blocks),
+                           *config.updates_in_place, static_cast<int>(*config.device_update_blocks));
   }
   schedule.promotes_by_kernel = *config.promotes_by_kernel;
   schedule.weight_slots =
@@ -158,7 +164,7 @@ EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& given, Eng
         "optimizer_update: immediate needs max_grad_norm: 0, since clipping must know all gradients "
         "before any parameter moves");
   }
-  return shape;
+  return schedule;
 }
 
 Ledger plan_memory(EngineShape& shape, const MemoryBackend& backend, const Device& device) {

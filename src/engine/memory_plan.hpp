@@ -32,6 +32,12 @@ std::int64_t most_resident_blocks(const ModelLayout& layout);
 EngineShape make_engine_shape(const ModelSpec& spec, const RunConfig& config, EngineMode mode,
                               const Device& device);
 
+/// The part of an engine's shape that says where things are and in which order a step runs: all that follows
+/// from placement keys, and nothing else of the shape does but for chunk_tokens.
+/// @param layout the model's, with what is frozen for training. Throws as make_engine_shape does.
+ScheduleSettings make_schedule_settings(const ModelLayout& layout, const RunConfig& config, EngineMode mode,
+                                        const Device& device);
+
 /// Completes the shape with what the backend's slots need, and counts the engine's bytes by laying its
 /// buffers out without memory. The engine allocates exactly this.
 Ledger plan_memory(EngineShape& shape, const MemoryBackend& backend, const Device& device);

@@ -29,6 +29,15 @@ constexpr double cross_entropy = 0.96, loss_only = 0.88, whole = 1.0;
 /// (benches/results/2026-11-30-coherent-h200.md).
 constexpr double in_place_weight = 0.6;
 
+/// By block; the embedding, which attends to nothing, has that of the first layer.
+std::vector<AttentionPattern> patterns_of(const EngineShape& shape) {
+  std::vector<AttentionPattern> patterns{shape.spec.pattern_of(0)};
+  for (int layer = 0; layer < shape.spec.num_hidden_layers; ++layer) {
+    patterns.push_back(shape.spec.pattern_of(layer));
+  }
+  return patterns;
+}
+
 double value(const Rate& rate) {
   return rate.value;
 }
@@ -55,6 +64,7 @@ OperationCosts::OperationCosts(const HardwareProfile& profile, const EngineShape
     : profile_(profile),
       shape_(shape),
       chunks_(chunks),
+      pairs_(chunks, patterns_of(shape)),
       speed_up_(1.0 + (value(profile.device.cool_ratio) - 1.0) * (1.0 - std::clamp(busy_fraction, 0.0, 1.0))),
       host_bytes_per_second_(profile.host_memory_bytes_per_second()) {
   // Beside the optimizer, copies keep another part of their speed than it does of its own: memory controllers
@@ -267,9 +277,7 @@ double OperationCosts::tokens(const Operation& operation) const {
 
 /// Length of the whole row whose queries see as many keys on average: (L + 1) / 2.
 double OperationCosts::row_tokens(const Operation& operation) const {
-  const Chunk& chunk = chunks_.chunks[static_cast<std::size_t>(operation.chunk)];
-  const AttentionPattern pattern = shape_.spec.pattern_of(operation.block - 1);
-  const auto pairs = static_cast<double>(visible_pairs(pattern, chunk.segments));
+  const auto pairs = static_cast<double>(pairs_.of(operation.block, operation.chunk));
   const double queries = tokens(operation);
   return queries > 0.0 ? std::max(1.0, 2.0 * pairs / queries - 1.0) : 1.0;
 }

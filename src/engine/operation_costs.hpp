@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "engine/buffers.hpp"
+#include "engine/chunk_pairs.hpp"
 #include "engine/schedule.hpp"
 #include "engine/simulator.hpp"
 #include "longctx/chunk_plan.hpp"
@@ -48,6 +49,7 @@ class OperationCosts {
   const HardwareProfile& profile_;
   const EngineShape& shape_;
   const ChunkPlan& chunks_;
+  ChunkPairs pairs_;
   double speed_up_;  ///< of matrix products and attention, for a rested card
   double host_bytes_per_second_;
   double copy_weight_;

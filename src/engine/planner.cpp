@@ -46,9 +46,12 @@ std::vector<ConfigField> placement_fields() {
 class Search {
  public:
   Search(const ModelSpec& spec, const RunConfig& config, const Machine& machine, std::size_t data_bytes)
-      : spec_(spec), given_(config), machine_(machine), backend_(make_backend(config, machine.device)) {
+      : given_(config),
+        machine_(machine),
+        backend_(make_backend(config, machine.device)),
+        shape_(make_engine_shape(spec, config, EngineMode::train, machine.device)),
+        most_resident_(most_resident_blocks(shape_.layout)) {
     add_process_lines(process_, data_bytes, machine.engine_bytes);
-    most_resident_ = most_resident_blocks(make_layout(spec, config.frozen_parameters));
     chunks_ = uniform_chunk_plan(config.per_device_train_batch_size * config.gradient_accumulation_steps,
                                  config.cutoff_len, *config.chunk_tokens);
     for (const ChunkGroup& group : chunks_.groups) {
@@ -89,7 +92,7 @@ class Search {
   bool may_update_in_place() const {
     return backend_->kernels_reach_host() && machine_.profile.link.coherent;
   }
-  int num_layers() const { return static_cast<int>(spec_.num_hidden_layers); }
+  int num_layers() const { return static_cast<int>(shape_.spec.num_hidden_layers); }
 
   std::vector<Choice> starting_points() {
     using enum ActivationPolicy;
@@ -164,13 +167,12 @@ class Search {
     return choice;
   }
 
-  std::int64_t find_most_activations_on_device(Choice choice) const {
+  std::int64_t find_most_activations_on_device(Choice choice) {
     std::int64_t too_many = num_layers() + 1;
     while (too_many - choice.device_activation_blocks > 1) {
       Choice more = choice;
       more.device_activation_blocks += (too_many - choice.device_activation_blocks) / 2;
-      const RunConfig config = config_of(more, given_.resident_blocks.value_or(0));
-      if (fits_device(memory_of(config).ledger)) {
+      if (fits_device(place(config_of(more, given_.resident_blocks.value_or(0))))) {
         choice = more;
       } else {
         too_many = more.device_activation_blocks;
@@ -247,11 +249,12 @@ class Search {
     return config;
   }
 
-  RunPlan memory_of(const RunConfig& config) const {
-    RunPlan plan{.shape = make_engine_shape(spec_, config, EngineMode::train, machine_.device), .ledger = {}};
-    plan.ledger = plan_memory(plan.shape, *backend_, machine_.device);
-    for (const LedgerLine& line : process_.lines()) plan.ledger.add(line.space, line.component, line.bytes);
-    return plan;
+  /// Gives the shape this configuration's placement. Returns what the run would hold.
+  Ledger place(const RunConfig& config) {
+    shape_.schedule = make_schedule_settings(shape_.layout, config, EngineMode::train, machine_.device);
+    Ledger ledger = plan_memory(shape_, *backend_, machine_.device);
+    for (const LedgerLine& line : process_.lines()) ledger.add(line.space, line.component, line.bytes);
+    return ledger;
   }
 
   bool fits(const Ledger& ledger) const { return shortfall(ledger, machine_.host, machine_.device).empty(); }
@@ -261,19 +264,18 @@ class Search {
 
   /// As many resident blocks as fit; −1: there is no number of them that does. What they need of the device
   /// grows with their number, and what the others need of the host shrinks.
-  std::int64_t most_resident(const Choice& choice) const {
-    const auto ledger_of = [&](std::int64_t blocks) { return memory_of(config_of(choice, blocks)).ledger; };
-    if (given_.resident_blocks)
-      return fits(ledger_of(*given_.resident_blocks)) ? *given_.resident_blocks : -1;
+  std::int64_t most_resident(const Choice& choice) {
+    const auto fits_with = [&](std::int64_t blocks) { return fits(place(config_of(choice, blocks))); };
+    if (given_.resident_blocks) return fits_with(*given_.resident_blocks) ? *given_.resident_blocks : -1;
     const std::int64_t all = given_.optimizer_update == OptimizerUpdate::immediate ? 0 : most_resident_;
     std::int64_t fitting = -1;
     std::int64_t too_many = all + 1;
     while (too_many - fitting > 1) {
       const std::int64_t middle = fitting + (too_many - fitting) / 2;
-      (fits_device(ledger_of(middle)) ? fitting : too_many) = middle;
+      (fits_device(place(config_of(choice, middle))) ? fitting : too_many) = middle;
     }
     // A simulated device takes its memory from the host.
-    while (fitting >= 0 && !fits(ledger_of(fitting))) {
+    while (fitting >= 0 && !fits_with(fitting)) {
       fitting = machine_.device.uses_host_memory() ? fitting - 1 : -1;
     }
     return fitting;
@@ -287,16 +289,16 @@ class Search {
     result = std::numeric_limits<double>::infinity();
     const std::int64_t resident = most_resident(choice);
     if (resident < 0) return result;
-    const RunPlan memory = memory_of(config_of(choice, resident));
-    const StepPrediction prediction = predict(memory);
+    place(config_of(choice, resident));
+    const StepPrediction prediction = predict();
     num_operations_ += prediction.schedule.operations.size();
     ++num_simulated_;
     return result = prediction.run.seconds;
   }
 
-  StepPrediction predict(const RunPlan& memory) const {
-    return predict_step(machine_.profile, memory.shape, chunks_,
-                        planned_block_costs(memory.shape, *backend_));
+  /// Of the placement that the shape has.
+  StepPrediction predict() const {
+    return predict_step(machine_.profile, shape_, chunks_, planned_block_costs(shape_, *backend_));
   }
 
   std::vector<Choice> neighbours(const Choice& from) {
@@ -361,12 +363,13 @@ class Search {
     return at;
   }
 
-  Plan plan_of(const Choice& choice) const {
+  Plan plan_of(const Choice& choice) {
     Plan plan;
     plan.config = config_of(choice, most_resident(choice));
-    plan.memory = memory_of(plan.config);
+    plan.memory.ledger = place(plan.config);
+    plan.memory.shape = shape_;
     plan.chunks = chunks_;
-    plan.prediction = predict(plan.memory);
+    plan.prediction = predict();
     plan.bottleneck = find_bottleneck(plan.prediction);
     plan.num_candidates = num_simulated_;
     return plan;
@@ -382,7 +385,7 @@ class Search {
     };
     std::optional<Ledger> nearest;
     for (const Choice& choice : smallest()) {
-      Ledger ledger = memory_of(config_of(choice, given_.resident_blocks.value_or(0))).ledger;
+      Ledger ledger = place(config_of(choice, given_.resident_blocks.value_or(0)));
       if (!nearest || missing(ledger) < missing(*nearest)) nearest = std::move(ledger);
     }
     std::string given;
@@ -400,13 +403,13 @@ class Search {
     throw ResourceError(fmt::format("no placement fits that has {}; leave out what need not be", given));
   }
 
-  /// Bounds the search where a step has very many operations: some seconds of simulation.
+  /// Bounds the search where a step has very many operations: a second or two of simulation.
   static constexpr std::size_t most_operations = 2'000'000;
 
-  const ModelSpec& spec_;
   const RunConfig& given_;
   const Machine& machine_;
   std::unique_ptr<MemoryBackend> backend_;
+  EngineShape shape_;  ///< its schedule: the placement looked at last
   Ledger process_;
   ChunkPlan chunks_;
   std::int64_t most_resident_ = 0;  ///< that can be at all

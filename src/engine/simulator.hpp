@@ -57,7 +57,7 @@ struct SimulatedRun {
 /// share the machine as a fluid: each proceeds at its own full speed or, where a resource has not enough
 /// for all, at rates in proportion to their weights (weighted max-min fairness: Bertsekas and Gallager, "Data
 /// Networks", 1992, 6.5.2). Rates change only when an operation begins or ends, so the cost is that of as
-/// many steps as there are operations: a few microseconds each.
+/// many steps as there are operations: a fraction of a microsecond each.
 /// @param costs by operation. Throws ContractError for costs that are negative, not finite, or use more than
 /// there is, and for dependencies that can never be met.
 SimulatedRun simulate(const Schedule& schedule, std::span<const OperationCost> costs);

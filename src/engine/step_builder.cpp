@@ -21,6 +21,12 @@ void for_each_chunk(std::span<const ChunkGroup> groups, const F& f) {
   }
 }
 
+std::vector<AttentionPattern> patterns_of(const std::vector<BlockCost>& costs) {
+  std::vector<AttentionPattern> patterns;
+  for (const BlockCost& cost : costs) patterns.push_back(cost.attention_pattern);
+  return patterns;
+}
+
 }  // namespace
 
 StepBuilder::StepBuilder(const ScheduleSettings& settings, const ChunkPlan& chunks,
@@ -28,6 +34,7 @@ StepBuilder::StepBuilder(const ScheduleSettings& settings, const ChunkPlan& chun
     : settings_(settings),
       chunks_(chunks),
       costs_(costs),
+      pairs_(chunks, patterns_of(costs)),
       head_(settings.num_blocks - 1),
       updates_(settings, costs, tracker_),
       slot_of_block_(static_cast<std::size_t>(settings.num_blocks), -1),
@@ -96,6 +103,9 @@ void StepBuilder::fetch_ahead() {
     if (is_streamed(block) && slot_of(block) < 0) fetch(block);
   }
   LAYERSTREAM_EXPECT(!is_streamed(visited) || slot_of(visited) >= 0, "no slot for block {}", visited);
+  reads_ = weights_at_home(visited);
+  if (is_streamed(visited)) reads_.push_back({Kind::weight_slot, slot_of(visited)});
+  num_weights_ = reads_.size();
 }
 
 void StepBuilder::fetch(int block) {
@@ -147,10 +157,10 @@ std::vector<Resource> StepBuilder::weights_at_home(int block) const {
   return resources;
 }
 
-std::vector<Resource> StepBuilder::with_weights(int block, std::vector<Resource> others) const {
-  for (const Resource& resource : weights_at_home(block)) others.push_back(resource);
-  if (is_streamed(block)) others.push_back({Kind::weight_slot, slot_of(block)});
-  return others;
+const std::vector<Resource>& StepBuilder::with_weights(std::initializer_list<Resource> others) {
+  reads_.resize(num_weights_);
+  reads_.insert(reads_.end(), others);
+  return reads_;
 }
 
 /// What a block's weights bring over the link: nothing of resident ones.
@@ -210,8 +220,8 @@ void StepBuilder::load_input(int block, int chunk) {
 void StepBuilder::add_flops(Operation& operation, double gemms_per_token, double attention) const {
   const BlockCost& own = cost(operation.block);
   const Chunk& chunk = chunks_.chunks[static_cast<std::size_t>(operation.chunk)];
-  const std::int64_t pairs = visible_pairs(own.attention_pattern, chunk.segments);
-  operation.attention_flops = attention * own.attention_flops_per_pair * static_cast<double>(pairs);
+  const auto pairs = static_cast<double>(pairs_.of(operation.block, operation.chunk));
+  operation.attention_flops = attention * own.attention_flops_per_pair * pairs;
   operation.flops = gemms_per_token * static_cast<double>(chunk.num_tokens) + operation.attention_flops;
 }
 
@@ -219,10 +229,8 @@ void StepBuilder::forward(int block, Groups groups) {
   fetch_ahead();
   for_each_chunk(groups, [&](int chunk) {
     const int slot = block == 0 ? -1 : next_intermediate_slot(block, chunk);
-    std::vector<Resource> reads = with_weights(block, {});
     std::vector<Resource> writes{input(block + 1, chunk)};
     if (block > 0) {
-      reads.push_back(input(block, chunk));
       writes.push_back({Kind::group_key_value});
       if (keeps_intermediates(block, chunk)) writes.push_back(intermediates(block, chunk, slot));
     }
@@ -234,7 +242,8 @@ void StepBuilder::forward(int block, Groups groups) {
                         .intermediate_slot = slot,
                         .dependencies = {}};
     add_flops(operation, cost(block).forward_flops_per_token, 1.0);
-    tracker_.append(std::move(operation), reads, writes);
+    tracker_.append(std::move(operation), block > 0 ? with_weights({input(block, chunk)}) : with_weights({}),
+                    writes);
     save_input(block + 1, chunk);
     if (slot >= 0 && settings_.train) {
       tracker_.append({.kind = OperationKind::save_intermediates,
@@ -260,7 +269,7 @@ void StepBuilder::head_forward(Groups groups) {
                         .weight_slot = slot_of(head_),
                         .dependencies = {}};
     add_flops(operation, cost(head_).forward_flops_per_token, 0.0);
-    tracker_.append(std::move(operation), with_weights(head_, {input(head_, chunk)}), {{Kind::loss}});
+    tracker_.append(std::move(operation), with_weights({input(head_, chunk)}), {{Kind::loss}});
   });
   end_visit();
 }
@@ -284,7 +293,7 @@ void StepBuilder::head_step(Groups groups) {
     std::vector<Resource> writes = head_gradients();
     writes.push_back({Kind::loss});
     writes.push_back({Kind::residual_gradient, 0, chunk});
-    tracker_.append(std::move(operation), with_weights(head_, {input(head_, chunk)}), writes);
+    tracker_.append(std::move(operation), with_weights({input(head_, chunk)}), writes);
   });
   end_visit();
   if (is_last(groups)) finish_gradient(head_);
@@ -304,16 +313,17 @@ void StepBuilder::backward(int block, Groups groups) {
 }
 
 void StepBuilder::rebuild_key_value(int block, int chunk) {
-  std::vector<Resource> reads = with_weights(block, {input(block, chunk)});
-  if (keeps_intermediates(block, chunk) && settings_.activations_on_device(block))
-    reads.push_back(intermediates(block, chunk, -1));
+  const bool reads_intermediates =
+      keeps_intermediates(block, chunk) && settings_.activations_on_device(block);
   tracker_.append({.kind = OperationKind::rebuild_key_value,
                    .lane = Lane::compute,
                    .block = block,
                    .chunk = chunk,
                    .weight_slot = slot_of(block),
                    .dependencies = {}},
-                  reads, {{Kind::group_key_value}});
+                  reads_intermediates ? with_weights({input(block, chunk), intermediates(block, chunk, -1)})
+                                      : with_weights({input(block, chunk)}),
+                  {{Kind::group_key_value}});
 }
 
 void StepBuilder::backward_chunk(int block, int chunk) {
@@ -347,8 +357,7 @@ void StepBuilder::backward_chunk(int block, int chunk) {
   const double again = kept == ActivationPolicy::all ? 0.0 : cost(block).recomputed_flops_per_token;
   add_flops(operation, (settings_.is_frozen(block) ? 1.0 : 2.0) * cost(block).forward_flops_per_token + again,
             kept == ActivationPolicy::input ? 3.5 : 2.5);
-  tracker_.append(std::move(operation), with_weights(block, {input(block, chunk), {Kind::group_key_value}}),
-                  writes);
+  tracker_.append(std::move(operation), with_weights({input(block, chunk), {Kind::group_key_value}}), writes);
 }
 
 void StepBuilder::embedding_backward() {

@@ -1,9 +1,12 @@
 #pragma once
 
+#include <cstddef>
 #include <deque>
+#include <initializer_list>
 #include <span>
 #include <vector>
 
+#include "engine/chunk_pairs.hpp"
 #include "engine/hazards.hpp"
 #include "engine/schedule.hpp"
 #include "engine/update_operations.hpp"
@@ -36,7 +39,8 @@ class StepBuilder {
   /// Ends a visit. The block stays in its slot when the blocks visited until its next use leave room.
   void end_visit();
   std::vector<Resource> weights_at_home(int block) const;
-  std::vector<Resource> with_weights(int block, std::vector<Resource> others) const;
+  /// What an operation of the visited block reads: its weights and the others. Until the next call.
+  const std::vector<Resource>& with_weights(std::initializer_list<Resource> others);
 
   // --- activations ---
   int input_place(int chunk) const { return settings_.input_place(chunks_, chunk); }
@@ -95,12 +99,15 @@ class StepBuilder {
   const ScheduleSettings& settings_;
   const ChunkPlan& chunks_;
   const std::vector<BlockCost>& costs_;
+  ChunkPairs pairs_;
   int head_;
   Schedule schedule_;
   HazardTracker tracker_{schedule_};
   UpdateOperations updates_;
   std::vector<int> visits_;  ///< blocks in the order in which their weights are used
   std::size_t visit_ = 0;
+  std::vector<Resource> reads_;  ///< of an operation: first the visited block's weights
+  std::size_t num_weights_ = 0;  ///< of reads_
   std::deque<int> free_slots_;
   std::vector<int> slot_of_block_;
   std::vector<int> gradient_slots_;     ///< by block; −1: a buffer of its own

@@ -61,8 +61,9 @@ TEST(Planner, A7BModelLivesOnAnH200AndStreamsThroughASmallCard) {
 TEST(Planner, EveryKeyIsDecidedAndEverythingFits) {
   for (const std::string& machine : shipped_profile_names()) {
     const HardwareProfile profile = find_hardware_profile(machine);
-    const RunConfig run = run_of(8192);
-    const ModelSpec spec = qwen2_5_7b(machine == "rtx3090" ? 8 : 28);
+    // Less than the state of 8 layers, so that some stream.
+    const RunConfig run = run_of(8192, 16 * gib);
+    const ModelSpec spec = qwen2_5_7b(8);
     const Plan plan = plan_on(machine, spec, run);
     const RunConfig& c = plan.config;
     EXPECT_TRUE(c.chunk_tokens && c.weight_slots && c.loop_order && c.activation_policy &&
@@ -80,7 +81,7 @@ TEST(Planner, EveryKeyIsDecidedAndEverythingFits) {
 }
 
 TEST(Planner, MoreDeviceMemoryNeverMakesAStepMuchSlower) {
-  for (const std::int64_t step_tokens : {8192, 32768}) {
+  for (const std::int64_t step_tokens : {8192, 16384}) {
     double fastest = 0.0;
     // From a model that streams to one that is resident with all that it keeps.
     for (const std::uint64_t limit : {13, 16, 24, 36, 56, 80}) {

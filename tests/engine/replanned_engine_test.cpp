@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "core/signals.hpp"
 #include "engine_fixture.hpp"
@@ -173,7 +174,10 @@ TEST_P(ReplannedTraining, IsTheUninterruptedOneBitForBit) {
   for (std::size_t stride = 1; stride < runs.size(); ++stride) {
     for (std::size_t i = 0; i < runs.size(); ++i) order.push_back((order.back() + stride) % runs.size());
   }
-  const RunRecord expected = train(spec, runs[0], static_cast<int>(order.size()));
+  static std::map<std::pair<DType, bool>, RunRecord> references;  // of one placement, which changes no bit
+  const auto [reference, is_new] = references.try_emplace({compute, tied});
+  if (is_new) reference->second = train(spec, runs[0], static_cast<int>(order.size()));
+  const RunRecord& expected = reference->second;
 
   const std::unique_ptr<Device> device = rehearses
                                              ? std::unique_ptr<Device>(std::make_unique<RehearsingDevice>())
