@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <system_error>
 
 #include "core/config.hpp"
 #include "core/progress.hpp"
 #include "engine/checkpoint_io.hpp"
+#include "io/checkpoint_names.hpp"
 #include "io/dataset_preparation.hpp"
 
 namespace layerstream {
@@ -73,8 +76,16 @@ void CheckpointKeeper::check_there_is_none_after(std::int64_t step) const {
 void CheckpointKeeper::forget_absent_best(EvaluationState& evaluation) const {
   if (!evaluation.best_checkpoint) return;
   const std::int64_t step = evaluation.best_checkpoint->step;
-  const std::vector<io::FoundCheckpoint> found = io::find_checkpoints(run_.output_dir);
+  std::vector<std::string> passed_over;
+  const std::vector<io::FoundCheckpoint> found = io::find_checkpoints(run_.output_dir, &passed_over);
   if (std::ranges::find(found, step, &io::FoundCheckpoint::step) != found.end()) return;
+  std::error_code error;
+  if (std::filesystem::exists(std::filesystem::path(run_.output_dir) / io::checkpoint_name(step), error) ||
+      error) {
+    for (const std::string& reason : passed_over) log_.warning("{}", reason);
+    log_.warning("the best checkpoint, of step {}, cannot be read now; it stays the best", step);
+    return;
+  }
   log_.warning(
       "the best checkpoint, of step {}, is not in output_dir {}: the best of those saved there counts", step,
       run_.output_dir);
@@ -83,7 +94,6 @@ void CheckpointKeeper::forget_absent_best(EvaluationState& evaluation) const {
 
 void CheckpointKeeper::check_disk_space(const TrainerState& state, const RunLength& length,
                                         std::uint64_t checkpoint_bytes) const {
-  if (state.global_step >= length.total_steps) return;
   const auto multiples_to_come = [&](std::int64_t of) {
     return of > 0 ? length.total_steps / of - state.global_step / of : 0;
   };

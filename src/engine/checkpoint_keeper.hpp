@@ -37,7 +37,7 @@ class CheckpointKeeper {
   /// Of a run that goes on: forgets, with a warning, a best checkpoint that is not there, as it is of another
   /// output_dir, or was removed.
   void forget_absent_best(EvaluationState& evaluation) const;
-  /// Throws ResourceError unless there is room for the checkpoints still to come.
+  /// Throws ResourceError unless there is room for the checkpoints still to come. @pre the run goes on
   /// @param checkpoint_bytes of each
   void check_disk_space(const TrainerState& state, const RunLength& length,
                         std::uint64_t checkpoint_bytes) const;

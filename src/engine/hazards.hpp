@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/error.hpp"
 #include "core/lane.hpp"
 #include "engine/schedule.hpp"
 
@@ -92,6 +93,9 @@ class HazardTracker {
   };
 
   State& state(const Resource& resource) {
+    LAYERSTREAM_EXPECT(resource.index >= 0 && resource.chunk >= 0,
+                       "a resource of kind {}, index {}, chunk {}", static_cast<int>(resource.kind),
+                       resource.index, resource.chunk);
     const auto at = [](auto& all, std::size_t index) -> auto& {
       if (index >= all.size()) all.resize(index + 1);
       return all[index];

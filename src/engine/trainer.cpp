@@ -91,9 +91,11 @@ Trainer::Trainer(const LoadedConfig& config, Device& device, const StopRequest& 
     placement_ = placement_of(run, data_bytes(), 0);
   }
   config_.run.chunk_tokens = placement_.run.chunk_tokens;  // it changes sums: the run's, wherever it goes on
-  checkpoints_.check_disk_space(state_,
-                                {.total_steps = total_steps_, .steps_per_epoch = order_->steps_per_epoch()},
-                                checkpoint_bytes(make_layout(spec_, run.frozen_parameters)));
+  if (!done()) {
+    checkpoints_.check_disk_space(state_,
+                                  {.total_steps = total_steps_, .steps_per_epoch = order_->steps_per_epoch()},
+                                  checkpoint_bytes(make_layout(spec_, run.frozen_parameters)));
+  }
 
   monitor_ = std::make_unique<StepMonitor>(
       device_, StepMonitor::Observers{.always = diagnostics.observer, .annotation = annotation},

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "engine/checkpoint_keeper.hpp"
 #include "engine/outliers.hpp"
 #include "run_fixture.hpp"
 
@@ -221,6 +222,41 @@ TEST_F(Evaluation, AnEarlyStopIsLiftedByMorePatience) {
   TestRun resumed(run);
   EXPECT_FALSE(resumed->done());
   EXPECT_EQ(resumed->run().global_step, 10);
+}
+
+TEST_F(Evaluation, ARunThatStoppedEarlyNeedsNoRoomForCheckpoints) {
+  RunConfig run = config();
+  run.eval_steps = 2;
+  run.early_stopping_patience = 2;
+  run.early_stopping_threshold = 100.0;
+  TestRun(run)->run();
+  run.resume_from_checkpoint = "auto";
+  run.max_steps = 2'000'000'000;
+  run.save_steps = 1;
+  TestRun resumed(run);
+  EXPECT_TRUE(resumed->done());
+  run.early_stopping_patience = 4;
+  EXPECT_THROW(TestRun goes_on(run), ResourceError);
+}
+
+TEST_F(Evaluation, ABestCheckpointThatCannotBeReadStaysTheBest) {
+  RunConfig run = config();
+  run.max_steps = 8;
+  run.save_steps = 4;
+  TestRun trained(run);
+  trained->run();
+  TrainerState state = trained->state();
+  state.evaluation.best_checkpoint->step = 4;
+  const fs::path manifest = fs::path(run.output_dir) / "checkpoint-4" / "manifest.json";
+  ASSERT_TRUE(fs::exists(manifest));
+  fs::remove(manifest);
+  std::ostringstream lines;
+  const std::string model;
+  const CheckpointKeeper keeper(run, model, Log(lines));
+  keeper.forget_absent_best(state.evaluation);
+  ASSERT_TRUE(state.evaluation.best_checkpoint);
+  EXPECT_EQ(state.evaluation.best_checkpoint->step, 4);
+  EXPECT_THAT(lines.str(), HasSubstr("the best checkpoint, of step 4, cannot be read now"));
 }
 
 TEST_F(Evaluation, InAnotherOutputDirectoryTheBestOfThoseSavedThereCounts) {
