@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <optional>
 
@@ -15,14 +17,19 @@ double seconds_since_1970() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-/// A name that is not taken: a process may begin two runs in a second.
-std::filesystem::path free_name(const std::filesystem::path& directory) {
-  const std::string name =
-      fmt::format("events.out.tfevents.{}.{}.{}", static_cast<std::int64_t>(seconds_since_1970()),
-                  host_name(), ::getpid());
-  std::filesystem::path path = directory / name;
-  for (int i = 1; std::filesystem::exists(path); ++i) path = directory / fmt::format("{}.{}", name, i);
-  return path;
+/// With a time after those of the files that are there, as readers go through files by their names: a run may
+/// go on in the second in which it began.
+std::filesystem::path next_name(const std::filesystem::path& directory) {
+  constexpr std::string_view prefix = "events.out.tfevents.";
+  auto seconds = static_cast<std::int64_t>(seconds_since_1970());
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with(prefix)) continue;
+    std::int64_t other = 0;
+    std::from_chars(name.data() + prefix.size(), name.data() + name.size(), other);
+    seconds = std::max(seconds, other + 1);
+  }
+  return directory / fmt::format("{}{}.{}.{}", prefix, seconds, host_name(), ::getpid());
 }
 
 /// As rewrite_logs of transformers/integrations/integration_utils.py.
@@ -44,7 +51,7 @@ struct Number {
 TensorBoardMetrics::TensorBoardMetrics(const std::filesystem::path& directory, std::int64_t resumed_step,
                                        std::shared_ptr<FileSystem> files) {
   create_directories(*files, directory);
-  file_ = std::make_unique<AppendFile>(free_name(directory), 0, std::move(files));
+  file_ = std::make_unique<AppendFile>(next_name(directory), 0, std::move(files));
   const double now = seconds_since_1970();
   file_->append(tf_record(version_event(now)) + tf_record(restart_event(now, resumed_step + 1)));
 }
