@@ -112,9 +112,12 @@ class Bench {
     }
     return view;
   }
-  TensorView integers(const std::vector<std::int32_t>& values) {
-    const TensorView view = memory_.take(DType::i32, {static_cast<std::int64_t>(values.size())});
-    LAYERSTREAM_CUDA(cudaMemcpy(view.data(), values.data(), values.size() * 4, cudaMemcpyHostToDevice));
+  template <class T>
+  TensorView integers(const std::vector<T>& values) {
+    constexpr DType dtype = sizeof(T) == 4 ? DType::i32 : DType::i64;
+    const TensorView view = memory_.take(dtype, {static_cast<std::int64_t>(values.size())});
+    LAYERSTREAM_CUDA(
+        cudaMemcpy(view.data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
     return view;
   }
 
@@ -316,17 +319,20 @@ void head_kernels(Bench& bench, std::int64_t tokens) {
       forward_bytes += 4 * elements;
       backward_bytes += ((is_query ? 4 : 6) + (dweight ? 2 : 0)) * elements;
     }
+    // The angles of every position once, in either direction.
+    const double angle_bytes = static_cast<double>(2 * cos.numel()) * 4.0;
     const std::string what = fmt::format("{}, rope", norm ? "norm" : "bias");
-    bench.report("head forward, q, k, v, " + what, forward_bytes,
+    bench.report("head forward, q, k, v, " + what, forward_bytes + angle_bytes,
                  [&] { ops::head_transform_forward(bench.context(), forward); });
-    bench.report("head backward, q, k, v, " + what, backward_bytes,
+    bench.report("head backward, q, k, v, " + what, backward_bytes + angle_bytes,
                  [&] { ops::head_transform_backward(bench.context(), backward); });
     const std::span<const ops::HeadTransformForward> groups = forward;
-    bench.report("head forward, k, v, " + what, 8 * static_cast<double>(tokens * key_size),
+    bench.report("head forward, k, v, " + what, 8 * static_cast<double>(tokens * key_size) + angle_bytes,
                  [&] { ops::head_transform_forward(bench.context(), groups.subspan(1)); });
-    bench.report("head forward, q, " + what, 4 * static_cast<double>(tokens * query_size),
+    bench.report("head forward, q, " + what, 4 * static_cast<double>(tokens * query_size) + angle_bytes,
                  [&] { ops::head_transform_forward(bench.context(), groups.first(1)); });
-    bench.report("head backward, q, " + what, (norm ? 6 : 4) * static_cast<double>(tokens * query_size),
+    bench.report("head backward, q, " + what,
+                 (norm ? 6 : 4) * static_cast<double>(tokens * query_size) + angle_bytes,
                  [&] { ops::head_transform_backward(bench.context(), std::span(backward).first(1)); });
   }
 }
@@ -357,11 +363,11 @@ void embedding_kernels(Bench& bench, std::int64_t tokens) {
     std::vector<std::int32_t> distinct = values;
     std::sort(distinct.begin(), distinct.end());
     const double rows = static_cast<double>(std::unique(distinct.begin(), distinct.end()) - distinct.begin());
-    TensorView ids = bench.integers(values);
+    const TensorView ids = bench.integers(values), by_id = bench.integers(ops::tokens_by_id(values));
     bench.report(fmt::format("embedding_forward, {}", name), 2 * hidden + 2 * rows * hidden_size,
                  [&] { ops::embedding_forward(bench.context(), out, ConstTensorView(table), ids); });
     bench.report(fmt::format("embedding_backward, {}", name), 2 * hidden + 8 * rows * hidden_size,
-                 [&] { ops::embedding_backward(bench.context(), dtable, out, ids); });
+                 [&] { ops::embedding_backward(bench.context(), dtable, out, ids, by_id); });
   }
 }
 

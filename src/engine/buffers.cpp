@@ -31,6 +31,11 @@ DecoderIntermediates make_intermediates(const EngineShape& shape, Selection sele
   return set;
 }
 
+/// Whether the embedding gets a gradient, which wants its tokens in order of their ids.
+bool orders_tokens(const EngineShape& shape) {
+  return shape.schedule.train && !shape.schedule.is_frozen(shape.layout.embedding());
+}
+
 Selection saved_selection(const EngineShape& shape, ActivationPolicy policy) {
   if (!shape.schedule.train) return {};
   const SavedIntermediates saved = saved_by(policy);
@@ -245,6 +250,9 @@ DeviceBuffers::DeviceBuffers(const EngineShape& shape, Arena& arena) {
   input_ids = arena.tensor(DType::i32, {tokens}, "token ids, targets, positions");
   targets = arena.tensor(DType::i32, {tokens}, "token ids, targets, positions");
   positions = arena.tensor(DType::i32, {tokens}, "token ids, targets, positions");
+  if (orders_tokens(shape)) {
+    tokens_by_id = arena.tensor(DType::i64, {tokens}, "token ids, targets, positions");
+  }
 
   std::size_t workspace_bytes =
       std::max(decoder_workspace(spec, chunk, group, compute, shape.deterministic, row, shape.on_gpu),
@@ -267,6 +275,9 @@ HostBuffers::HostBuffers(const EngineShape& shape, Arena& arena) {
   input_ids = arena.tensor(DType::i32, {shape.bounds.tokens}, "token ids, targets, positions");
   targets = arena.tensor(DType::i32, {shape.bounds.tokens}, "token ids, targets, positions");
   positions = arena.tensor(DType::i32, {shape.bounds.tokens}, "token ids, targets, positions");
+  if (orders_tokens(shape)) {
+    tokens_by_id = arena.tensor(DType::i64, {shape.bounds.tokens}, "token ids, targets, positions");
+  }
   if (schedule.logits_only) logits = arena.tensor(shape.accumulator(), {1, shape.spec.vocab_size}, "logits");
   if (!schedule.train) return;
   norm_partials = static_cast<double*>(

@@ -82,6 +82,7 @@ struct DeviceBuffers {
   HeadScratch head;
   TensorView logits;                         ///< (1, V), generation only
   TensorView input_ids, targets, positions;  ///< (T) int32
+  TensorView tokens_by_id;                   ///< (T) int64, only for a gradient of the embedding
   TensorView workspace;                      ///< bytes
   double* nll_sum = nullptr;
   double* norm_partials = nullptr;  ///< by block
@@ -94,6 +95,7 @@ struct HostBuffers {
   double* norm_partials = nullptr;  ///< by block: copies of the device's
   double* nll_sum = nullptr;
   TensorView input_ids, targets, positions;  ///< (T) int32, on their way to the device
+  TensorView tokens_by_id;                   ///< the same, only for a gradient of the embedding
   TensorView logits;                         ///< (1, V), generation only
   /// By host gradient slab, fp32; without what is kept on the device.
   std::vector<TensorView> gradients;

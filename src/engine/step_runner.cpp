@@ -1,12 +1,32 @@
 #include "engine/step_runner.hpp"
 
 #include <algorithm>
+#include <span>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "ops/elementwise.hpp"
+#include "ops/embedding.hpp"
 
 namespace layerstream {
+namespace {
+
+/// ops::tokens_by_id of every chunk, counted from its first token.
+std::vector<std::int64_t> tokens_by_id(const ChunkPlan& plan) {
+  std::vector<std::int64_t> all;
+  all.reserve(plan.input_ids.size());
+  for (const Chunk& chunk : plan.chunks) {
+    const auto ids =
+        std::span(plan.input_ids)
+            .subspan(static_cast<std::size_t>(chunk.first_token), static_cast<std::size_t>(chunk.num_tokens));
+    const std::vector<std::int64_t> keys = ops::tokens_by_id(ids);
+    all.insert(all.end(), keys.begin(), keys.end());
+  }
+  return all;
+}
+
+}  // namespace
 
 StepRunner::StepRunner(const Parts& parts, bool poison) : parts_(parts), poison_(poison) {}
 
@@ -31,15 +51,16 @@ void StepRunner::begin(const ChunkPlan& chunks, double max_grad_norm, const ops:
   const StreamView stream = parts_.device.stream(Lane::compute);
   const DeviceBuffers& device = parts_.device_buffers;
   const HostBuffers& host = parts_.host_buffers;
-  const auto upload = [&](const TensorView& target, const TensorView& staged,
-                          const std::vector<std::int32_t>& values) {
+  const auto upload = [&]<class T>(const TensorView& target, const TensorView& staged,
+                                   const std::vector<T>& values) {
     if (values.empty()) return;
-    std::ranges::copy(values, staged.as<std::int32_t>());
-    parts_.backend.copy_to_device(target.data(), staged.data(), values.size() * sizeof(std::int32_t), stream);
+    std::ranges::copy(values, staged.as<T>());
+    parts_.backend.copy_to_device(target.data(), staged.data(), values.size() * sizeof(T), stream);
   };
   upload(device.input_ids, host.input_ids, chunks.input_ids);
   upload(device.targets, host.targets, chunks.targets);
   upload(device.positions, host.positions, chunks.positions);
+  if (device.tokens_by_id) upload(device.tokens_by_id, host.tokens_by_id, tokens_by_id(chunks));
   ops::fill_zero(context(stream), TensorView(device.nll_sum, {1}));
 }
 
@@ -420,7 +441,8 @@ void StepRunner::backward(const Operation& operation, StreamView stream) {
     ops::embedding_backward(
         context(stream),
         gradient.rows(0, spec.vocab_size * spec.hidden_size).reshape({spec.vocab_size, spec.hidden_size}),
-        dy_dx, parts_.device_buffers.input_ids.rows(chunk.first_token, chunk.num_tokens));
+        dy_dx, parts_.device_buffers.input_ids.rows(chunk.first_token, chunk.num_tokens),
+        parts_.device_buffers.tokens_by_id.rows(chunk.first_token, chunk.num_tokens));
     return;
   }
   bind(operation, stream);

@@ -1,9 +1,15 @@
 #include "ops/embedding.hpp"
 
+#include <algorithm>
+
 #include "ops/detail/check.hpp"
 #include "ops/detail/dispatch.hpp"
 #include "ops/detail/launch.hpp"
+#if defined(KOKKOS_ENABLE_CUDA)
+#include "ops/cuda/rows_by_id.hpp"
+#else
 #include "ops/detail/rows_by_id.hpp"
+#endif
 
 namespace layerstream::ops {
 namespace {
@@ -163,14 +169,30 @@ void embedding_forward(const Context& context, TensorView out, ConstTensorView t
   });
 }
 
-void embedding_backward(const Context& context, TensorView dtable, ConstTensorView dx, ConstTensorView ids) {
+void embedding_backward(const Context& context, TensorView dtable, ConstTensorView dx, ConstTensorView ids,
+                        ConstTensorView by_id) {
   constexpr const char* operation = "embedding_backward";
   expect_gather(operation, dx, dtable, accumulator_of(dx.dtype()), ids);
+  detail::expect_tensor(operation, "by_id", by_id, DType::i64, ids.shape());
   detail::dispatch_compute(dx.dtype(), operation, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    detail::add_rows_by_id(detail::execution_space(context), dtable.as<MathOf<T>>(), dx.as<T>(),
-                           ids.as<std::int32_t>(), dx.dim(0), dx.dim(1));
+    const detail::RowsById<T> args{.table = dtable.as<MathOf<T>>(),
+                                   .rows = dx.as<T>(),
+                                   .ids = ids.as<std::int32_t>(),
+                                   .by_id = by_id.as<std::int64_t>(),
+                                   .num_rows = dx.dim(0),
+                                   .columns = dx.dim(1)};
+    detail::add_rows_by_id(detail::execution_space(context), args);
   });
+}
+
+std::vector<std::int64_t> tokens_by_id(std::span<const std::int32_t> ids) {
+  std::vector<std::int64_t> keys(ids.size());
+  for (std::size_t token = 0; token < ids.size(); ++token) {
+    keys[token] = static_cast<std::int64_t>(ids[token]) << 32 | static_cast<std::int64_t>(token);
+  }
+  std::ranges::sort(keys);
+  return keys;
 }
 
 void emit_rows(const Context& context, TensorView out, ConstTensorView table, TensorView written,

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <cstdint>
+#include <span>
+#include <vector>
+
 #include "core/tensor.hpp"
 #include "ops/context.hpp"
 
@@ -19,8 +23,12 @@ void embedding_forward(const Context& context, TensorView out, SplitMatrix table
 void embedding_forward(const Context& context, TensorView out, ConstTensorView table, ConstTensorView ids);
 
 /// dtable[ids[t], :] += dx[t, :], tokens in order. @param dtable (V, H) accumulator dtype, @param dx
-/// (T, H) compute dtype.
-void embedding_backward(const Context& context, TensorView dtable, ConstTensorView dx, ConstTensorView ids);
+/// (T, H) compute dtype, @param by_id (T) int64: tokens_by_id of the ids, where ids are.
+void embedding_backward(const Context& context, TensorView dtable, ConstTensorView dx, ConstTensorView ids,
+                        ConstTensorView by_id);
+/// On the host: id · 2^32 + token of every token, ascending: tokens in order of their ids, those of one id in
+/// order. @param ids fewer than 2^31, none negative
+std::vector<std::int64_t> tokens_by_id(std::span<const std::int32_t> ids);
 
 /// Makes `out` equal to `table`, whose rows are zero but for those that `ids` name: writes those, and zeros
 /// to rows that an earlier call wrote. For an `out` in host memory that the device reaches: only used rows

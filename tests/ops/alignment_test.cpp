@@ -182,7 +182,7 @@ TEST(Alignment, IsInvisibleInEmbeddingsAndLosses) {
   for (const DType dtype : compute_dtypes) {
     const DType accumulator = accumulator_of(dtype);
     // More tokens than one look at the ids takes; few ids, so that most occur often.
-    constexpr std::int64_t tokens = 2500, vocab_size = 40, hidden_size = 1160;
+    constexpr std::int64_t tokens = 5500, vocab_size = 40, hidden_size = 1160;
     expect_alignment_invisible([&](std::int64_t shift) {
       Shifted table(normal_tensor(dtype, {vocab_size, hidden_size}, 1), shift);
       Shifted dx(normal_tensor(dtype, {tokens, hidden_size}, 2), shift),
@@ -190,7 +190,7 @@ TEST(Alignment, IsInvisibleInEmbeddingsAndLosses) {
       Shifted dtable(constant_tensor(accumulator, {vocab_size, hidden_size}, 0.0), shift);
       const OwnedTensor ids = integer_tensor({tokens}, vocab_size, 3);
       embedding_forward(no_workspace(), out, static_cast<ConstTensorView>(table), ids);
-      embedding_backward(no_workspace(), dtable, dx, ids);
+      embedding_backward(no_workspace(), dtable, dx, ids, by_id(ids));
 
       Shifted logits(normal_tensor(accumulator, {5, 20008}, 4, 3.0), shift),
           dlogits(dtype, {5, 20008}, shift);

@@ -14,9 +14,10 @@ struct Sizes {
   std::int64_t tokens, vocab_size, hidden_size;
 };
 // Single elements, tokens that repeat (more tokens than rows), widths around the 64-column ranges, more
-// tokens than a device looks at once with ids that occur early or late only, ids of hundreds of tokens.
-constexpr Sizes all_sizes[] = {{1, 1, 1},      {1, 3, 5},         {50, 3, 63},  {50, 11, 64},
-                               {29, 100, 130}, {10000, 5000, 40}, {5000, 7, 20}};
+// tokens than a device looks at once with ids that occur early or late only, ids of hundreds of tokens, more
+// columns than a team of a device has at once with ids of few and of many tokens.
+constexpr Sizes all_sizes[] = {{1, 1, 1},         {1, 3, 5},     {50, 3, 63},   {50, 11, 64},  {29, 100, 130},
+                               {10000, 5000, 40}, {5000, 7, 20}, {60, 3, 5000}, {40, 11, 4104}};
 
 TEST(Embedding, CopiesRowsOfAPlainTable) {
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
@@ -64,16 +65,23 @@ TEST(Embedding, GradientAddsTokensInOrderOntoWhatIsThere) {
             static_cast<std::int64_t>(ids[i / hidden_size]) * hidden_size + i % hidden_size;
         expected.set(element, expected[element] + dx[i]);
       }
-      embedding_backward(no_workspace(), dtable, dx, ids);
+      embedding_backward(no_workspace(), dtable, dx, ids, by_id(ids));
       expect_equal(dtable, expected);
     }
   }
 }
 
+TEST(Embedding, TokensByIdKeepTheOrderOfEqualOnes) {
+  constexpr auto key = [](std::int64_t id, std::int64_t token) { return (id << 32) + token; };
+  EXPECT_EQ(tokens_by_id(std::vector<std::int32_t>{5, 0, 5, 2, 0, 5}),
+            (std::vector<std::int64_t>{key(0, 1), key(0, 4), key(2, 3), key(5, 0), key(5, 2), key(5, 5)}));
+  EXPECT_TRUE(tokens_by_id({}).empty());
+}
+
 TEST(Embedding, BackwardIsTheDerivative) {
   OwnedTensor table = normal_tensor(DType::f64, {4, 3}, 8), dtable = constant_tensor(DType::f64, {4, 3}, 0.0);
   const OwnedTensor ids = integer_tensor({7}, 4, 9), dx = normal_tensor(DType::f64, {7, 3}, 10);
-  embedding_backward(no_workspace(), dtable, dx, ids);
+  embedding_backward(no_workspace(), dtable, dx, ids, by_id(ids));
   const auto objective = [&] {
     OwnedTensor out(DType::f64, {7, 3});
     embedding_forward(no_workspace(), out, table, ids);
@@ -94,7 +102,7 @@ TEST(Embedding, EmitsRowsThatAreUsedAndClearsThoseThatWere) {
       const OwnedTensor ids = integer_tensor({40}, vocab_size, 10 + step);
       const OwnedTensor gradient = normal_tensor(DType::f32, {40, hidden_size}, 20 + step);
       OwnedTensor table = constant_tensor(DType::f32, shape, 0.0);
-      embedding_backward(no_workspace(), table, gradient, ids);
+      embedding_backward(no_workspace(), table, gradient, ids, by_id(ids));
       emit_rows(no_workspace(), out, table, written, ids);
       expect_equal(out, table);
     }
@@ -117,8 +125,10 @@ TEST(Embedding, RefusesWhatDoesNotFit) {
   EXPECT_THROW(embedding_forward(no_workspace(), out, hi, ids), ContractError);
   EXPECT_THROW(embedding_forward(no_workspace(), out, SplitMatrix{.hi = narrow, .lo = lo}, ids),
                ContractError);
-  EXPECT_THROW(embedding_backward(no_workspace(), hi, out, ids), ContractError);
-  EXPECT_THROW(embedding_backward(no_workspace(), out, out64, ids), ContractError);
+  OwnedTensor gradient(DType::f32, {4, 8});
+  EXPECT_THROW(embedding_backward(no_workspace(), hi, out, ids, ids), ContractError);
+  EXPECT_THROW(embedding_backward(no_workspace(), out, out64, ids, ids), ContractError);
+  EXPECT_THROW(embedding_backward(no_workspace(), gradient, out, ids, long_ids), ContractError);
   OwnedTensor other(DType::f32, {4, 8}), few(DType::u8, {3}), marks(DType::u8, {4});
   EXPECT_THROW(emit_rows(no_workspace(), out, other, few, ids), ContractError);
   EXPECT_THROW(emit_rows(no_workspace(), out64, other, marks, ids), ContractError);

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "ops/context.hpp"
+#include "ops/embedding.hpp"
 #include "tests/support/random_tensor.hpp"
 #include "tests/support/shared_libraries.hpp"
 
@@ -29,6 +30,18 @@ class Scratch {
 
 inline ops::Context no_workspace() {
   return {StreamView::host(), nullptr, 0, shared_libraries()};
+}
+
+/// tokens_by_id of a tensor of ids.
+inline OwnedTensor by_id(const OwnedTensor& ids) {
+  std::vector<std::int32_t> values(static_cast<std::size_t>(ids.numel()));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] = static_cast<std::int32_t>(ids[static_cast<std::int64_t>(i)]);
+  }
+  const std::vector<std::int64_t> keys = ops::tokens_by_id(values);
+  OwnedTensor result(DType::i64, ids.shape());
+  std::ranges::copy(keys, result.as<std::int64_t>());
+  return result;
 }
 
 /// Expects |actual − expected| <= bound(i) at every element i; a NaN anywhere fails.

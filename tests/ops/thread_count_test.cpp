@@ -119,7 +119,7 @@ std::string rest_checksum(DType dtype) {
                     logits = normal_tensor(accumulator, {tokens, 23}, 18);
   OwnedTensor dtable = zeros(accumulator, {23, hidden_size}), dlogits(dtype, logits.shape()),
               nll(DType::f64, {tokens});
-  embedding_backward(no_workspace(), dtable, dact, ids);
+  embedding_backward(no_workspace(), dtable, dact, ids, by_id(ids));
   cross_entropy(no_workspace(),
                 {.dlogits = dlogits, .nll = nll, .logits = logits, .targets = ids, .scale = 0.01});
 

@@ -60,8 +60,8 @@ __global__ void __launch_bounds__(512, 2) add_column_tiles(ColumnTileSums<T> arg
 #pragma unroll
       for (int i = 0; i < Args::at_once; ++i) {
         const std::int64_t at = row + i * rows_of_cluster;
-        terms[i] = at < args.num_rows ? detail::load_stored(piece, args.rows + at * args.columns)
-                                      : detail::Values<T, width>{};
+        terms[i] =
+            at < args.num_rows ? load_once(piece, args.rows + at * args.columns) : detail::Values<T, width>{};
       }
 #pragma unroll
       for (int i = 0; i < Args::at_once; ++i) {

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "ops/cuda/head_pieces.hpp"
+#include "ops/cuda/head_walk.hpp"
 
 /// The head transform's backward direction on a CUDA device: what one warp does. See
 /// head_backward_launch.hpp for how warps share out the work.
@@ -31,86 +31,81 @@ struct HeadShare {
   Values<A, W> low[K], high[K];
 };
 
+/// What a lane reads of a token: pieces of either half of dout and, with a norm, of raw; and a position.
+template <int K, bool Norm, int Lanes>
+using HeadBackwardRing =
+    cuda::LaneRing<(Norm ? 4 : 2) * K, K == 1 ? (Norm ? 2 : 3) : 1, Lanes, Norm && K == 1>;
+
 #if defined(__CUDACC__)
 
 /// One warp for one set of heads of every so many-th token. D is the dtype of dout, K: pieces of a half that
-/// one lane can have. The next token's numbers, and its rope's angles, are under way while a token's are
-/// worked on.
-template <class T, class D, int K, bool Norm, bool Bias, bool Whole>
+/// one lane can have, Lanes: of a team, at most.
+template <class T, class D, int K, int Lanes, bool Norm, bool Bias, bool Whole>
 struct HeadBackwardWarp {
   using A = MathOf<T>;
   static constexpr int width = lane_width<D>;
   using Numbers = Values<A, width>;
   using Share = HeadShare<A, width, K>;
   using Sums = HeadShare<A, lane_width<T>, K>;  ///< of which a lane uses `width` elements of each piece
+  static constexpr int first_raw = 2 * K;       ///< among the ring's words
+  using Ring = HeadBackwardRing<K, Norm, Lanes>;
+  using Walk = HeadWalk<HeadBackwardGroup<T>, A, width, K, Norm && K == 1, Whole>;
+  using Raw = HeldHead<T, width, Whole>[Norm ? K : 1];
   const HeadBackwardGroup<T>& group;
-  int lane;  ///< of the warp
 
-  /// Where a lane works: on which of a half's pieces first, and on which element of a token that begins.
-  struct Place {
-    std::uint32_t piece, first;
-  };
-  /// More than there are, also when a lane's step is added as often as it has tokens.
-  static constexpr std::uint32_t no_token = std::uint32_t{1} << 31;
-
-  /// A lane's share of one token, as it lies in memory.
-  struct Held {
-    HeldHead<D, width, Whole> dout[K];
-    HeldHead<T, width, Whole> raw[Norm ? K : 1];
-  };
-
-  /// @param set of the group's heads; a set that the group does not have is one of no heads
-  /// @param slot of `slots` that share out the tokens
   /// @param bias_sums, norm_sums to add a lane's sums to, in order of tokens; norm_sums only with a norm
-  __device__ __forceinline__ void operator()(std::int32_t set, std::int32_t slot, std::int32_t slots,
-                                             Sums& bias_sums, Sums& norm_sums) const {
+  __device__ __forceinline__ void operator()(Walk walk, Ring ring, Sums& bias_sums, Sums& norm_sums) const {
     const HeadBackward<T>& args = group.args;
-    const HeadRuns& runs = group.runs;
-    const std::int32_t head = set * runs.heads + runs.head(lane), piece = runs.piece(lane);
-    const Place place{static_cast<std::uint32_t>(piece),
-                      static_cast<std::uint32_t>(head * args.head_dim + piece * width)};
-    // Lanes without elements take part in the sums of their warp.
-    const bool exists = head < runs.all_heads && piece < runs.pieces;
-    const auto tokens = static_cast<std::uint32_t>(args.tokens);
-    const auto step = static_cast<std::uint32_t>(slots * runs.tokens);
-    auto of_warp = static_cast<std::uint32_t>(slot * runs.tokens);
-    std::uint32_t token = exists ? of_warp + static_cast<std::uint32_t>(runs.token(lane)) : no_token;
-
-    Share weight{};
-    if constexpr (Norm && K == 1) {
-      if (exists) load_weight(place, 0, weight);
+    const HeadRows<const D> dout = walk.rows(static_cast<const D*>(args.dout), group.dout_stride);
+    const HeadRows<const T> raw_rows = walk.rows(args.raw, group.raw_stride);
+    const HeadRows<T> draw = walk.rows(args.draw, group.draw_stride);
+    const auto ask = [&](int ahead) {
+      const std::uint32_t token = walk.token(ahead);
+      if (walk.is_there(token)) {
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+          if (!walk.has(k)) continue;
+          ask_for(walk.pair(k), 2 * k, dout.at(token), ring);
+          if constexpr (Norm) {
+            if (has_norm()) ask_for(walk.pair(k), first_raw + 2 * k, raw_rows.at(token), ring);
+          }
+        }
+      }
+      walk.end_round(ahead, ring);
+    };
+    for (int round = 0; round < Ring::depth; ++round) ask(round);
+    walk.ask_for_rope();
+    [[maybe_unused]] const A* norm_weight = nullptr;
+    if constexpr (Norm) {
+      if (has_norm()) norm_weight = held_argument(args.parts.norm_weight) + walk.in_head();
     }
-    Held held{};
-    read(place, token, held);
-    Rope<A, width> rope[K];  // anything for a token that is not there
-    read_rope(place, token, position_of(token), rope);
-    std::uint32_t position = position_of(token + step);
-    for (; of_warp < tokens; of_warp += step, token += step) {
-      const bool live = is_there(token);
+    for (; walk.goes_on(); walk.advance()) {
+      const bool live = walk.is_there(walk.token());
+      ring.wait();
       Share gradient;
-      HeldHead<T, width, Whole> raw[Norm ? K : 1];
+      Raw raw;
 #pragma unroll
       for (int k = 0; k < K; ++k) {
-        gradient.low[k] = held.dout[k].low.numbers();
-        gradient.high[k] = held.dout[k].high.numbers();
-        if constexpr (Norm) raw[k] = held.raw[k];
+        gradient.low[k] = ring.template take<D, width, Whole>(2 * k).numbers();
+        gradient.high[k] = ring.template take<D, width, Whole>(2 * k + 1).numbers();
+        if constexpr (Norm) {
+          raw[k].low = ring.template take<T, width, Whole>(first_raw + 2 * k);
+          raw[k].high = ring.template take<T, width, Whole>(first_raw + 2 * k + 1);
+        }
       }
-      read(place, token + step, held);
-      if (args.parts.positions != nullptr) {
-#pragma unroll
-        for (int k = 0; k < K; ++k) rope[k].turn_back(gradient.low[k], gradient.high[k]);
-        read_rope(place, token + step, position, rope);
-        position = position_of(token + 2 * step);
-      }
+      std::int32_t position = 0;
+      if constexpr (Walk::wants_positions) position = ring.number();
+      ask(Ring::depth);
+      walk.template turn<true>(position, gradient.low, gradient.high);
       if constexpr (Norm) {
-        if (has_norm()) through_norm(place, live, raw, weight, gradient, norm_sums);
+        if (has_norm()) through_norm(walk, live, raw, norm_weight, gradient, norm_sums);
       }
       if (!live) continue;
-      T* const draw = args.draw + at(place, token, group.draw_stride);
+      T* const out = draw.at(walk.token());
 #pragma unroll
       for (int k = 0; k < K; ++k) {
-        if (!has(place, k)) continue;
-        pair(place, k).store(draw, gradient.low[k], gradient.high[k]);
+        if (!walk.has(k)) continue;
+        walk.pair(k).store(out, gradient.low[k], gradient.high[k]);
         if constexpr (Bias) {
           for (int e = 0; e < width; ++e) {
             bias_sums.low[k].at[e] += gradient.low[k].at[e];
@@ -126,84 +121,32 @@ struct HeadBackwardWarp {
   __device__ bool has_norm() const {
     return Norm && (K == 1 || group.args.parts.norm_weight != nullptr);
   }
-  /// Of a lane that has a first piece.
-  __device__ bool has(const Place& place, int k) const {
-    return k == 0 || place.piece + k * group.runs.lanes < static_cast<std::uint32_t>(group.runs.pieces);
-  }
-  /// From the lane's first piece on.
-  __device__ HeadPair<width, Whole> pair(const Place& place, int k) const {
-    auto pieces =
-        group.runs.template pair<width, Whole>(place.piece + k * group.runs.lanes, group.args.head_dim);
-    pieces.lower.first = k * group.runs.lanes * width;
-    pieces.upper.first = group.runs.half + pieces.lower.first;
-    return pieces;
-  }
-  /// Elements before the lane's first piece of a token.
-  __device__ static std::int64_t at(const Place& place, std::uint32_t token, std::uint32_t stride) {
-    return static_cast<std::int64_t>(std::uint64_t{token} * stride + place.first);
-  }
-  __device__ bool is_there(std::uint32_t token) const {
-    return token < static_cast<std::uint32_t>(group.args.tokens);
-  }
-  __device__ std::uint32_t position_of(std::uint32_t token) const {
-    const std::int32_t* const positions = group.args.parts.positions;
-    return positions != nullptr && is_there(token) ? static_cast<std::uint32_t>(positions[token]) : 0;
-  }
 
-  __device__ void read(const Place& place, std::uint32_t token, Held& held) const {
-    if (!is_there(token)) return;
-    const HeadBackward<T>& args = group.args;
-    const D* const dout = static_cast<const D*>(args.dout) + at(place, token, group.dout_stride);
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      if (has(place, k)) pair(place, k).read(dout, held.dout[k]);
-    }
-    if constexpr (Norm) {
-      if (!has_norm()) return;
-      const T* const raw = args.raw + at(place, token, group.raw_stride);
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        if (has(place, k)) pair(place, k).read(raw, held.raw[k]);
-      }
-    }
+  template <class V>
+  __device__ static void ask_for(const HeadPair<width, Whole>& pair, int word, const V* row, Ring& ring) {
+    ring.ask(word, pair.lower, row);
+    ring.ask(word + 1, pair.upper, row);
   }
-  __device__ void read_rope(const Place& place, std::uint32_t token, std::uint32_t position,
-                            Rope<A, width> (&rope)[K]) const {
-    const HeadParts<T>& parts = group.args.parts;
-    if (parts.positions == nullptr || !is_there(token)) return;
-    // In 32 bits, as ops/heads.cpp bounds the tables.
-    const std::uint32_t angles = position * static_cast<std::uint32_t>(group.runs.half) + place.piece * width;
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      if (!has(place, k)) continue;
-      const auto piece = pair(place, k).lower;
-      rope[k] = {load_piece(piece, parts.cos + angles), load_piece(piece, parts.sin + angles)};
-    }
-  }
-  __device__ void load_weight(const Place& place, int k, Share& weight) const {
-    pair(place, k).load(group.args.parts.norm_weight + place.piece * width, weight.low[k], weight.high[k]);
-  }
-
   /// From the gradient of what left the norm to that of what entered it, which is raw + bias. A lane that is
   /// not `live` only takes part in the sums of its warp.
-  __device__ void through_norm(const Place& place, bool live,
-                               const HeldHead<T, width, Whole> (&raw)[Norm ? K : 1], Share& weight,
+  __device__ void through_norm(const Walk& walk, bool live, const Raw& raw, const A* norm_weight,
                                Share& gradient, Sums& weight_sums) const {
     const HeadBackward<T>& args = group.args;
+    Share weight;  // read here, as registers are few
     A squares{}, dot{};
     if (live) {
 #pragma unroll
       for (int k = 0; k < K; ++k) {
-        if (!has(place, k)) continue;
-        if constexpr (K > 1) load_weight(place, k, weight);
+        if (!walk.has(k)) continue;
+        walk.pair(k).load(norm_weight, weight.low[k], weight.high[k]);
         Numbers low = raw[k].low.numbers(), high = raw[k].high.numbers();
-        add_bias(place, k, low, high);
+        add_bias(walk, k, low, high);
         add_products(low, gradient.low[k], weight.low[k], squares, dot);
         add_products(high, gradient.high[k], weight.high[k], squares, dot);
       }
     }
     // As sum_in_run, both at once.
-    for (int offset = group.runs.lanes / 2; offset > 0; offset /= 2) {
+    for (int offset = walk.lanes() / 2; offset > 0; offset /= 2) {
       squares += __shfl_xor_sync(cuda::all_lanes, squares, offset);
       dot += __shfl_xor_sync(cuda::all_lanes, dot, offset);
     }
@@ -212,17 +155,17 @@ struct HeadBackwardWarp {
     const A mean = dot * inverse * group.part;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      if (!has(place, k)) continue;
+      if (!walk.has(k)) continue;
       Numbers low = cuda::widen_again(raw[k].low.stored()), high = cuda::widen_again(raw[k].high.stored());
-      add_bias(place, k, low, high);
+      add_bias(walk, k, low, high);
       through_norm(low, weight.low[k], inverse, mean, gradient.low[k], weight_sums.low[k]);
       through_norm(high, weight.high[k], inverse, mean, gradient.high[k], weight_sums.high[k]);
     }
   }
-  __device__ void add_bias(const Place& place, int k, Numbers& low, Numbers& high) const {
+  __device__ void add_bias(const Walk& walk, int k, Numbers& low, Numbers& high) const {
     if constexpr (Bias) {
       const HeadBackward<T>& args = group.args;
-      if (args.parts.bias != nullptr) pair(place, k).add(args.parts.bias + place.first, low, high);
+      if (args.parts.bias != nullptr) walk.pair(k).add(args.parts.bias + walk.in_heads(), low, high);
     }
   }
   __device__ static void add_products(const Numbers& value, const Numbers& gradient, const Numbers& weight,

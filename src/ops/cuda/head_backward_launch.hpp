@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <span>
 
 #include "ops/cuda/head_backward.hpp"
@@ -12,14 +11,6 @@
 /// The head transform's backward direction on a CUDA device: all groups of a call in one launch, and one more
 /// for their sums over tokens.
 namespace layerstream::ops::detail {
-
-/// The sets of heads of all groups follow each other.
-template <class T>
-struct HeadBackwardGroups {
-  HeadBackwardGroup<T> groups[most_head_groups];
-  std::int32_t first_set[most_head_groups];  ///< of each; of missing ones more than there are
-  HeadTeams teams;
-};
 
 #if defined(__CUDACC__)
 
@@ -47,6 +38,12 @@ constexpr int head_backward_pieces(HeadBackwardForm form) {
   return form == HeadBackwardForm::long_heads ? 4 : 1;
 }
 
+/// Shared memory of a team: the longest rings that its lanes have, and after that what its slots add up.
+template <HeadBackwardForm Form>
+inline constexpr std::size_t head_backward_shared_bytes =
+    HeadBackwardRing<head_backward_pieces(Form), Form != HeadBackwardForm::plain,
+                     head_backward_warps(Form) * cuda::warp_lanes>::bytes;
+
 /// A lane's sums. Where no group has both, the bias' and the norm's have one place.
 template <class T, HeadBackwardForm Form>
 struct HeadBackwardSums {
@@ -62,18 +59,18 @@ struct HeadBackwardSums {
 template <class T, HeadBackwardForm Form, bool Whole, class F>
 __device__ __forceinline__ void with_head_backward_warp(const HeadBackward<T>& args, const F& f) {
   using A = MathOf<T>;
-  constexpr int pieces = head_backward_pieces(Form);
+  constexpr int pieces = head_backward_pieces(Form), lanes = head_backward_warps(Form) * cuda::warp_lanes;
   const auto of_dout = [&]<class D>() {
     if constexpr (Form == HeadBackwardForm::long_heads) {
-      f.template operator()<HeadBackwardWarp<T, D, pieces, true, true, Whole>>();
+      f.template operator()<HeadBackwardWarp<T, D, pieces, lanes, true, true, Whole>>();
     } else {
       if constexpr (Form != HeadBackwardForm::plain) {
         constexpr bool bias = Form == HeadBackwardForm::any;
         if (args.parts.norm_weight != nullptr) {
-          return f.template operator()<HeadBackwardWarp<T, D, pieces, true, bias, Whole>>();
+          return f.template operator()<HeadBackwardWarp<T, D, pieces, lanes, true, bias, Whole>>();
         }
       }
-      f.template operator()<HeadBackwardWarp<T, D, pieces, false, true, Whole>>();
+      f.template operator()<HeadBackwardWarp<T, D, pieces, lanes, false, true, Whole>>();
     }
   };
   if constexpr (!std::is_same_v<T, A>) {
@@ -82,24 +79,19 @@ __device__ __forceinline__ void with_head_backward_warp(const HeadBackward<T>& a
   of_dout.template operator()<T>();
 }
 
-/// Where a warp is among those of its team and its team among all.
-struct HeadBackwardPlace {
-  std::int32_t block;      ///< of tokens
-  std::int32_t slot, set;  ///< the set in its group
-};
-
 /// The end of a team: its warps' sums over tokens to partial sums. Within a warp they are added as a tree,
 /// then over the team's slots in order.
-template <class T, int K, int MostLanes, bool Whole>
+template <class T, int K, bool Whole>
 class HeadBackwardEnd {
  public:
   using A = MathOf<T>;
   static constexpr int width = lane_width<T>;
   using Numbers = Values<A, width>;
 
+  /// @param memory of the team, `width` numbers for each lane
   __device__ HeadBackwardEnd(const HeadBackwardGroup<T>& group, const HeadTeams& teams,
-                             const HeadBackwardPlace& place)
-      : group_(group), teams_(teams), place_(place), lane_(static_cast<int>(threadIdx.x)) {}
+                             const HeadPlace& place, A* memory)
+      : group_(group), teams_(teams), place_(place), memory_(memory), lane_(static_cast<int>(threadIdx.x)) {}
 
   /// Called by all lanes of the team.
   /// @param of_norm whether the warp's sums are the norm's, which its heads share, or the bias'
@@ -131,20 +123,21 @@ class HeadBackwardEnd {
   /// Over the runs of a warp whose lanes differ in the bits [lowest, 32), and over slots: right on the lanes
   /// of slot 0.
   __device__ Numbers sum(Numbers sums, int lowest) const {
-    __shared__ A of_lane[width][MostLanes];
+    A* const of_lane = memory_ + lane_;
+    const int lanes = teams_.lanes();
     for (int offset = cuda::warp_lanes / 2; offset >= lowest; offset /= 2) {
       for (int e = 0; e < width; ++e) {
         sums.at[e] += __shfl_xor_sync(cuda::all_lanes, sums.at[e], offset);
       }
     }
     if (teams_.slots == 1) return sums;
-    for (int e = 0; e < width; ++e) of_lane[e][lane_] = sums.at[e];
+    for (int e = 0; e < width; ++e) of_lane[e * lanes] = sums.at[e];
     __syncthreads();
     const int of_slot = teams_.sets * cuda::warp_lanes;
     if (place_.slot == 0) {
 #pragma unroll 1
-      for (int slot = 1, other = lane_ + of_slot; slot < teams_.slots; ++slot, other += of_slot) {
-        for (int e = 0; e < width; ++e) sums.at[e] += of_lane[e][other];
+      for (int slot = 1, other = of_slot; slot < teams_.slots; ++slot, other += of_slot) {
+        for (int e = 0; e < width; ++e) sums.at[e] += of_lane[e * lanes + other];
       }
     }
     __syncthreads();
@@ -163,34 +156,26 @@ class HeadBackwardEnd {
 
   const HeadBackwardGroup<T>& group_;
   const HeadTeams& teams_;
-  HeadBackwardPlace place_;
+  HeadPlace place_;
+  A* memory_;
   int lane_;
 };
 
 template <class T, HeadBackwardForm Form, bool Whole>
 __global__ void __launch_bounds__(head_backward_warps(Form) * cuda::warp_lanes, 1)
-    head_backward_groups(const __grid_constant__ HeadBackwardGroups<T> args) {
+    head_backward_groups(const __grid_constant__ HeadGroups<HeadBackwardGroup<T>> args) {
+  extern __shared__ uint4 head_ring[];
   cuda::let_next_start();
-  const HeadTeams& teams = args.teams;
-  const auto team = static_cast<std::int32_t>(blockIdx.x);
-  // Of lane 0, so that the compiler knows that it is the same on all lanes.
-  const auto warp =
-      static_cast<std::int32_t>(__shfl_sync(cuda::all_lanes, threadIdx.x / cuda::warp_lanes, 0));
-  const std::int32_t set = team % teams.splits + warp % teams.sets * teams.splits;
-  int index = 0;
-#pragma unroll
-  for (int g = 1; g < static_cast<int>(most_head_groups); ++g) index += set >= args.first_set[g] ? 1 : 0;
-  const HeadBackwardGroup<T>& group = args.groups[index];
-  const HeadBackwardPlace place{team / teams.splits, warp / teams.sets, set - args.first_set[index]};
-
+  const HeadPlace place(args);
+  const HeadBackwardGroup<T>& group = args.groups[place.group];
   HeadBackwardSums<T, Form> sums{};
   with_head_backward_warp<T, Form, Whole>(group.args, [&]<class Warp>() {
-    Warp{group, static_cast<int>(threadIdx.x) % cuda::warp_lanes}(
-        place.set, place.block * teams.slots + place.slot, teams.blocks * teams.slots, sums.bias(),
-        sums.norm());
+    Warp{group}(typename Warp::Walk(group, args.teams, place), typename Warp::Ring(head_ring), sums.bias(),
+                sums.norm());
   });
-  const HeadBackwardEnd<T, head_backward_pieces(Form), head_backward_warps(Form) * cuda::warp_lanes, Whole>
-      end(group, teams, place);
+  __syncthreads();  // no ring is in use any more
+  const HeadBackwardEnd<T, head_backward_pieces(Form), Whole> end(group, args.teams, place,
+                                                                  reinterpret_cast<MathOf<T>*>(head_ring));
   if constexpr (sums.both) {
     end(sums.bias(), false);
     end(sums.norm(), true);
@@ -200,41 +185,32 @@ __global__ void __launch_bounds__(head_backward_warps(Form) * cuda::warp_lanes, 
 }
 
 /// Shares out the work, and the workspace by what it then needs.
-template <class T, HeadBackwardForm Form>
-HeadBackwardGroups<T> share_out(std::span<const HeadBackward<T>> groups, MathOf<T>* workspace) {
-  HeadBackwardGroups<T> all{};
-  std::fill(std::begin(all.first_set), std::end(all.first_set), std::numeric_limits<std::int32_t>::max());
-  const std::int64_t tokens = groups[0].tokens;
-  std::int32_t sets = 0, tokens_at_once = cuda::warp_lanes;  // of a warp, the fewest
+template <class T>
+HeadGroups<HeadBackwardGroup<T>> share_out(std::span<const HeadBackward<T>> groups, HeadBackwardForm form,
+                                           MathOf<T>* workspace) {
+  HeadGroups<HeadBackwardGroup<T>> all;
   std::int64_t largest = 0, partials = 0;  // elements of a group, of all partials of a block
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    const HeadBackward<T>& args = groups[g];
+  for (const HeadBackward<T>& args : groups) {
     const HeadRuns runs = HeadRuns::of(args.heads, args.head_dim, head_backward_width(args));
-    const auto stride = [](std::int64_t elements) {
-      LAYERSTREAM_EXPECT(elements <= std::numeric_limits<std::int32_t>::max(),
-                         "head_transform_backward: rows of {} elements", elements);
-      return static_cast<std::uint32_t>(elements);
+    const auto stride = [&](std::int64_t elements) {
+      return head_stride("head_transform_backward", args.tokens, args.heads, elements);
     };
     const std::int64_t size = args.heads * args.head_dim;
-    all.groups[g] = {.args = args,
-                     .runs = runs,
-                     .part = MathOf<T>(1) / static_cast<MathOf<T>>(args.head_dim),
-                     .dout_stride = stride(size),
-                     .raw_stride = stride(args.raw_stride),
-                     .draw_stride = stride(args.draw_stride),
-                     .bias_partials = nullptr,
-                     .norm_partials = nullptr};
-    all.first_set[g] = sets;
-    sets += runs.sets();
-    tokens_at_once = std::min(tokens_at_once, runs.tokens);
+    all.add({.args = args,
+             .runs = runs,
+             .part = MathOf<T>(1) / static_cast<MathOf<T>>(args.head_dim),
+             .dout_stride = stride(size),
+             .raw_stride = stride(args.raw_stride),
+             .draw_stride = stride(args.draw_stride),
+             .bias_partials = nullptr,
+             .norm_partials = nullptr});
     largest = std::max(largest, size);
     partials +=
         (args.dbias == nullptr ? 0 : size) + (args.dnorm_weight == nullptr ? 0 : runs.sets() * args.head_dim);
   }
-  const std::int64_t have = 2 * head_partial_rows(tokens) * largest;
-  all.teams = HeadTeams::of((tokens + tokens_at_once - 1) / tokens_at_once, sets, head_backward_warps(Form),
-                            partials == 0 ? most_head_teams : have / partials);
-  for (std::size_t g = 0; g < groups.size(); ++g) {
+  const std::int64_t have = 2 * head_partial_rows(groups[0].tokens) * largest;
+  all.share_out(head_backward_warps(form), partials == 0 ? most_head_teams : have / partials);
+  for (std::int32_t g = 0; g < all.count; ++g) {
     HeadBackwardGroup<T>& group = all.groups[g];
     if (group.args.dbias != nullptr) {
       group.bias_partials = workspace;
@@ -252,13 +228,12 @@ template <class T, HeadBackwardForm Form>
 void launch_head_backward(const ExecutionSpace& space, std::span<const HeadBackward<T>> groups,
                           MathOf<T>* workspace) {
   using A = MathOf<T>;
-  const HeadBackwardGroups<T> args = share_out<T, Form>(groups, workspace);
+  const HeadGroups<HeadBackwardGroup<T>> args = share_out<T>(groups, Form, workspace);
   const HeadTeams& teams = args.teams;
   bool whole = true;
   static_assert(PartialSums<A>::most >= 2 * most_head_groups, "a bias and a norm for each group");
   PartialSums<A> sums{};
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    const HeadBackwardGroup<T>& group = args.groups[g];
+  for (const HeadBackwardGroup<T>& group : std::span(args.groups).first(groups.size())) {
     const HeadBackward<T>& own = group.args;
     whole = whole && whole_heads(own.head_dim, {own.draw_stride, own.raw == nullptr ? 0 : own.raw_stride},
                                  own.parts, {own.draw, own.dout, own.raw, workspace});
@@ -271,7 +246,9 @@ void launch_head_backward(const ExecutionSpace& space, std::span<const HeadBackw
     }
   }
   cuda::launch_labelled(space, "layerstream::head_transform_backward",
-                        {.blocks = teams.blocks * teams.splits, .lanes = teams.lanes()},
+                        {.blocks = teams.blocks * teams.splits,
+                         .lanes = teams.lanes(),
+                         .shared_bytes = head_backward_shared_bytes<Form>},
                         whole ? head_backward_groups<T, Form, true> : head_backward_groups<T, Form, false>,
                         args);
   run_partial_sums(space, "layerstream::head_transform_sums", sums);
@@ -279,21 +256,17 @@ void launch_head_backward(const ExecutionSpace& space, std::span<const HeadBackw
 
 /// @param workspace head_partial_rows(T) · 2 · (H · d of the largest group). @pre the groups have the same
 /// tokens
-/// @throws ContractError for heads of more than 256 pieces of 16 bytes of dout and more than 2^30 tokens.
+/// @throws ContractError for heads of more than 256 pieces of 16 bytes of dout, and see head_stride.
 template <class T>
 void run_head_backward(const ExecutionSpace& space, std::span<const HeadBackward<T>> groups,
                        MathOf<T>* workspace) {
   constexpr int more = head_backward_pieces(HeadBackwardForm::long_heads);
-  constexpr std::int64_t most_tokens = std::int64_t{1} << 30;
   std::array<HeadBackward<T>, most_head_groups> present{};
   std::size_t count = 0;
   using Form = HeadBackwardForm;
   Form form = Form::plain;
   for (const HeadBackward<T>& group : groups) {
     if (group.tokens * group.heads * group.head_dim == 0) continue;
-    LAYERSTREAM_EXPECT(group.tokens <= most_tokens && group.heads <= most_tokens,
-                       "head_transform_backward: {} tokens of {} heads; the kernel counts up to {}",
-                       group.tokens, group.heads, most_tokens);
     const int width = head_backward_width(group);
     const HeadRuns runs = HeadRuns::of(group.heads, group.head_dim, width);
     LAYERSTREAM_EXPECT(runs.pieces <= more * cuda::warp_lanes,

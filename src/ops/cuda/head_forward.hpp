@@ -2,146 +2,113 @@
 
 #include <span>
 
-#include "ops/cuda/head_pieces.hpp"
+#include "ops/cuda/head_walk.hpp"
 #include "ops/cuda/labelled_launch.hpp"
 
-/// The head transform's forward direction on a CUDA device.
+/// The head transform's forward direction on a CUDA device: all groups of a call in one launch.
 namespace layerstream::ops::detail {
 
-/// Warps of a block: each has one share of the heads of a token.
-inline constexpr int head_forward_warps = 4;
-
-/// A group of heads in a launch for several.
 template <class T>
 struct HeadForwardGroup {
   HeadForward<T> args;
   HeadRuns runs;
-  std::int32_t shares;  ///< warps that share the heads of a token
-  std::int32_t sets;    ///< of heads in a share
-};
-
-/// Blocks are in tiles of neighbouring tokens, so that the groups' work is mixed all the time and their reads
-/// of the rope's angles meet in the caches. A tile has the blocks of the first group, those of the second ...
-template <class T>
-struct HeadForwardGroups {
-  HeadForwardGroup<T> groups[most_head_groups];
-  std::uint32_t end_block[most_head_groups];  ///< of a group in its tile; of a missing one that of the last
-  std::uint32_t tile_blocks;
+  std::uint32_t raw_stride, out_stride;  ///< elements between tokens
 };
 
 #if defined(__CUDACC__)
 
-/// What the warps of a call do. Those of `long_heads` read twice what a norm needs.
-enum class HeadForwardForm { plain, norm, long_heads };
+/// Whether a group of a call has a norm.
+enum class HeadForwardForm { plain, norm };
 
-/// One warp for up to Sets sets of heads of a token (or of several, see HeadRuns): all of their reads are
-/// under way at once, and the rope's angles are read once. For heads of at most one piece per lane.
-template <class T, int Sets, bool Norm, bool Whole>
+/// Of a team, which is alone on its multiprocessor: as many as its registers allow.
+constexpr int head_forward_warps(HeadForwardForm form) {
+  return form == HeadForwardForm::plain ? 28 : 24;
+}
+
+/// What a lane reads of a token: a piece of either half.
+template <HeadForwardForm Form>
+using HeadForwardRing = cuda::LaneRing<2, 3, head_forward_warps(Form) * cuda::warp_lanes>;
+
+/// One warp for one set of heads of every so many-th token, of at most one piece per lane.
+template <class T, class Ring, bool Norm, bool Whole>
 struct HeadForwardWarp {
   using A = MathOf<T>;
   static constexpr int width = lane_width<T>;
   using Numbers = Values<A, width>;
+  using Walk = HeadWalk<HeadForwardGroup<T>, A, width, 1, false, Whole>;
   const HeadForwardGroup<T>& group;
-  int lane;  ///< of the warp
 
-  __device__ void operator()(std::uint32_t item) const {
+  __device__ __forceinline__ void operator()(Walk walk, Ring ring) const {
     const HeadForward<T>& args = group.args;
-    const HeadRuns& runs = group.runs;
-    const auto shares = static_cast<std::uint32_t>(group.shares);
-    const std::int64_t token = static_cast<std::int64_t>(item / shares) * runs.tokens + runs.token(lane);
-    const std::int32_t first_head =
-        static_cast<std::int32_t>(item % shares) * group.sets * runs.heads + runs.head(lane);
-    const std::int32_t own = runs.piece(lane);
-    // Lanes without elements take part in the sums of their warp.
-    const bool exists = token < args.tokens && own < runs.pieces;
-    const bool has_rope = args.parts.positions != nullptr;
-    const auto pair = runs.template pair<width, Whole>(own, args.head_dim);
-    const std::int32_t position = exists && has_rope ? args.parts.positions[token] : 0;
-
-    HeldHead<T, width, Whole> held[Sets] = {};
-    const T* const raw = args.raw + token * args.row_stride + first_head * args.head_dim;
-    const std::int64_t step = runs.heads * args.head_dim;
-#pragma unroll
-    for (int s = 0; s < Sets; ++s) {
-      if (exists && has(s, first_head)) pair.read(raw + s * step, held[s]);
-    }
-    Rope<A, width> rope{};
-    if (exists && has_rope) rope.read(args.parts, position, runs.half, pair.lower);
-    const A* const bias = args.parts.bias == nullptr ? nullptr : args.parts.bias + first_head * args.head_dim;
-    [[maybe_unused]] A inverse[Sets] = {};
+    const HeadPair<width, Whole> pair = walk.pair(0);
+    const HeadRows<const T> raw = walk.rows(args.raw, group.raw_stride);
+    const HeadRows<T> out = walk.rows(args.out, group.out_stride);
+    const auto ask = [&](int ahead) {
+      const std::uint32_t token = walk.token(ahead);
+      if (walk.is_there(token)) {
+        const T* const row = raw.at(token);
+        ring.ask(0, pair.lower, row);
+        ring.ask(1, pair.upper, row);
+      }
+      walk.end_round(ahead, ring);
+    };
+    for (int round = 0; round < Ring::depth; ++round) ask(round);
+    walk.ask_for_rope();
+    const bool has_bias = args.parts.bias != nullptr;
+    const A* const bias = held_argument(args.parts.bias) + (has_bias ? walk.in_heads() : 0);
     [[maybe_unused]] Numbers low_weight{}, high_weight{};
     if constexpr (Norm) {
-      if (exists) pair.load(args.parts.norm_weight, low_weight, high_weight);
-#pragma unroll
-      for (int s = 0; s < Sets; ++s) {
-        Numbers low = held[s].low.numbers(), high = held[s].high.numbers();
-        if (bias != nullptr && exists && has(s, first_head)) pair.add(bias + s * step, low, high);
-        for (int e = 0; e < width; ++e) {
-          inverse[s] = Kokkos::fma(high.at[e], high.at[e], Kokkos::fma(low.at[e], low.at[e], inverse[s]));
-        }
-      }
-      invert(inverse);
+      if (walk.has_piece()) pair.load(args.parts.norm_weight + walk.in_head(), low_weight, high_weight);
     }
-
-    T* const out = args.out + (token * args.heads + first_head) * args.head_dim;
-#pragma unroll
-    for (int s = 0; s < Sets; ++s) {
-      if (s >= group.sets) break;
-      const bool live = exists && has(s, first_head);
-      Numbers low, high;
+    for (; walk.goes_on(); walk.advance()) {
+      const bool live = walk.is_there(walk.token());
+      ring.wait();
+      Numbers low[1] = {ring.template take<T, width, Whole>(0).numbers()};
+      Numbers high[1] = {ring.template take<T, width, Whole>(1).numbers()};
+      ask(Ring::depth);
+      if (has_bias && live) pair.add(bias, low[0], high[0]);
       if constexpr (Norm) {
-        low = cuda::widen_again(held[s].low.stored());
-        high = cuda::widen_again(held[s].high.stored());
-      } else {
-        low = held[s].low.numbers();
-        high = held[s].high.numbers();
-      }
-      if (live && bias != nullptr) pair.add(bias + s * step, low, high);
-      if constexpr (Norm) {
+        const A inverse = inverse_rms(walk, live, low[0], high[0]);
         for (int e = 0; e < width; ++e) {
-          low.at[e] = low_weight.at[e] * (low.at[e] * inverse[s]);
-          high.at[e] = high_weight.at[e] * (high.at[e] * inverse[s]);
+          low[0].at[e] = low_weight.at[e] * (low[0].at[e] * inverse);
+          high[0].at[e] = high_weight.at[e] * (high[0].at[e] * inverse);
         }
       }
-      if (has_rope) rope.turn(low, high);
-      if (live) pair.store(out + s * step, low, high);
+      walk.template turn<false>(0, low, high);
+      if (live) pair.store(out.at(walk.token()), low[0], high[0]);
     }
   }
 
  private:
-  __device__ bool has(int set, std::int32_t first_head) const {
-    return set < group.sets && first_head + set * group.runs.heads < group.runs.all_heads;
-  }
-  __device__ A inverse_of(A squares) const {
-    return A(1) / Kokkos::sqrt(squares * (A(1) / static_cast<A>(group.args.head_dim)) + group.args.parts.eps);
-  }
-
-  /// From a lane's parts of the sums of squares to 1 / rms. Where they can, the lanes of a run first share
-  /// out the sets: each adds and inverts for one, with the bits of sum_in_run.
-  __device__ void invert(A (&values)[Sets]) const {
-    const int lanes = group.runs.lanes;
-    if constexpr (Sets == 4) {
-      if (lanes >= 4) {
-        const int half = lanes / 2, quarter = lanes / 4;
-        const A first = exchange(values[0], values[2], half), second = exchange(values[1], values[3], half);
-        const A inverse = inverse_of(cuda::sum_in_run(exchange(first, second, quarter), quarter));
-        const int run = lane & ~(lanes - 1);
-#pragma unroll
-        for (int s = 0; s < Sets; ++s) {
-          values[s] = __shfl_sync(cuda::all_lanes, inverse, run + s / 2 * half + s % 2 * quarter);
-        }
-        return;
+  /// Over the lanes of a head.
+  __device__ A inverse_rms(const Walk& walk, bool live, const Numbers& low, const Numbers& high) const {
+    A squares{};
+    if (live) {
+      for (int e = 0; e < width; ++e) {
+        squares = Kokkos::fma(high.at[e], high.at[e], Kokkos::fma(low.at[e], low.at[e], squares));
       }
     }
-#pragma unroll
-    for (int s = 0; s < Sets; ++s) values[s] = inverse_of(cuda::sum_in_run(values[s], lanes));
-  }
-  /// One of the two with that of the lane whose number differs in `offset`: the upper lane gets `high`.
-  __device__ A exchange(A low, A high, int offset) const {
-    const bool upper = (lane & offset) != 0;
-    return (upper ? high : low) + __shfl_xor_sync(cuda::all_lanes, upper ? low : high, offset);
+    squares = cuda::sum_in_run(squares, walk.lanes());
+    return A(1) / Kokkos::sqrt(squares * (A(1) / static_cast<A>(group.args.head_dim)) + group.args.parts.eps);
   }
 };
+
+template <class T, HeadForwardForm Form, bool Whole>
+__global__ void __launch_bounds__(head_forward_warps(Form) * cuda::warp_lanes, 1)
+    head_forward_groups(const __grid_constant__ HeadGroups<HeadForwardGroup<T>> args) {
+  extern __shared__ uint4 head_ring[];
+  const HeadPlace place(args);
+  const HeadForwardGroup<T>& group = args.groups[place.group];
+  const auto run = [&]<bool Norm>() {
+    using Ring = HeadForwardRing<Form>;
+    using Warp = HeadForwardWarp<T, Ring, Norm, Whole>;
+    Warp{group}(typename Warp::Walk(group, args.teams, place), Ring(head_ring));
+  };
+  if constexpr (Form == HeadForwardForm::norm) {
+    if (group.args.parts.norm_weight != nullptr) return run.template operator()<true>();
+  }
+  run.template operator()<false>();
+}
 
 /// One warp for one head of a token, of any length: what the norm needs is read twice.
 template <class T, bool Whole>
@@ -151,10 +118,9 @@ struct LongHeadForwardWarp {
   const HeadForwardGroup<T>& group;
   int lane;  ///< of the warp
 
-  __device__ void operator()(std::uint32_t item) const {
+  __device__ void operator()(std::int64_t row) const {
     const HeadForward<T>& args = group.args;
     const HeadRuns& runs = group.runs;
-    const std::int64_t row = item;
     const std::int32_t pieces = row < args.tokens * args.heads ? runs.pieces : 0;
     const std::int64_t token = row / args.heads, head = row % args.heads;
     const T* const raw = args.raw + token * args.row_stride + head * args.head_dim;
@@ -195,99 +161,67 @@ struct LongHeadForwardWarp {
   }
 };
 
-template <class T, HeadForwardForm Form, bool Whole>
-__global__ void __launch_bounds__(head_forward_warps* cuda::warp_lanes, Form == HeadForwardForm::norm ? 4 : 5)
-    head_forward_groups(const __grid_constant__ HeadForwardGroups<T> args) {
-  const std::uint32_t tile = blockIdx.x / args.tile_blocks, in_tile = blockIdx.x % args.tile_blocks;
-  int index = 0;
-#pragma unroll
-  for (int g = 0; g + 1 < static_cast<int>(most_head_groups); ++g)
-    index += in_tile >= args.end_block[g] ? 1 : 0;
-  const HeadForwardGroup<T>& group = args.groups[index];
-  const std::uint32_t begin = index == 0 ? 0 : args.end_block[index - 1];
-  const std::uint32_t block = tile * (args.end_block[index] - begin) + in_tile - begin;
-  const int lane = static_cast<int>(threadIdx.x) % cuda::warp_lanes;
-  const std::uint32_t item = block * head_forward_warps + threadIdx.x / cuda::warp_lanes;
-  if constexpr (Form == HeadForwardForm::long_heads) {
-    LongHeadForwardWarp<T, Whole>{group, lane}(item);
-  } else {
-    constexpr int many = 4;
-    if constexpr (Form == HeadForwardForm::norm) {
-      if (group.args.parts.norm_weight != nullptr) {
-        if (group.sets == 1) return HeadForwardWarp<T, 1, true, Whole>{group, lane}(item);
-        return HeadForwardWarp<T, many, true, Whole>{group, lane}(item);
-      }
-    }
-    if (group.sets == 1) return HeadForwardWarp<T, 1, false, Whole>{group, lane}(item);
-    HeadForwardWarp<T, many, false, Whole>{group, lane}(item);
+/// Warps of a block, each with one head of a token.
+inline constexpr int long_head_warps = 4;
+
+template <class T, bool Whole>
+__global__ void __launch_bounds__(long_head_warps* cuda::warp_lanes)
+    long_head_forward(const __grid_constant__ HeadForwardGroup<T> group) {
+  const int lane = static_cast<int>(threadIdx.x);
+  LongHeadForwardWarp<T, Whole>{
+      group, lane % cuda::warp_lanes}(std::int64_t{blockIdx.x} * long_head_warps + lane / cuda::warp_lanes);
+}
+
+/// Groups of heads of any length, one launch for each.
+template <class T>
+void run_long_head_forward(const ExecutionSpace& space, const char* label,
+                           std::span<const HeadForwardGroup<T>> groups, bool whole) {
+  for (const HeadForwardGroup<T>& group : groups) {
+    const std::int64_t rows = group.args.tokens * group.args.heads;
+    LAYERSTREAM_EXPECT(rows <= std::numeric_limits<std::int32_t>::max(), "{}: {} heads in one launch", label,
+                       rows);
+    cuda::launch_labelled(space, label,
+                          {.blocks = static_cast<int>((rows + long_head_warps - 1) / long_head_warps),
+                           .lanes = long_head_warps * cuda::warp_lanes},
+                          whole ? long_head_forward<T, true> : long_head_forward<T, false>, group);
   }
 }
 
-/// Groups of tokens, and of the heads of one, as the kernel's forms have them.
-template <class T>
-HeadForwardGroup<T> share_out(const HeadForward<T>& args, HeadForwardForm form) {
-  const HeadRuns runs = HeadRuns::of(args.heads, args.head_dim, lane_width<T>);
-  if (form == HeadForwardForm::long_heads) return {args, runs, static_cast<std::int32_t>(args.heads), 1};
-  constexpr std::int32_t many = 4;
-  const std::int32_t sets = runs.sets(), shares = (sets + many - 1) / many;
-  return {args, runs, shares, (sets + shares - 1) / shares};
-}
-
-/// All groups in one launch. @pre the groups have the same tokens
-/// @throws ContractError for more than 2^31 heads of tokens.
+/// @pre the groups have the same tokens
+/// @throws ContractError for more than head_stride allows, or more than 2^31 long heads of a group.
 template <class T>
 void run_head_forward(const ExecutionSpace& space, std::span<const HeadForward<T>> groups) {
   constexpr const char* label = "layerstream::head_transform_forward";
   HeadForwardForm form = HeadForwardForm::plain;
-  bool whole = true;
-  std::int64_t rows = 0;
+  HeadGroups<HeadForwardGroup<T>> all;
+  bool whole = true, is_long = false;
   for (const HeadForward<T>& group : groups) {
-    rows += group.tokens * group.heads;
+    if (group.tokens * group.heads * group.head_dim == 0) continue;
+    const HeadRuns runs = HeadRuns::of(group.heads, group.head_dim, lane_width<T>);
+    const auto stride = [&](std::int64_t elements) {
+      return head_stride(label, group.tokens, group.heads, elements);
+    };
+    all.add({group, runs, stride(group.row_stride), stride(group.heads * group.head_dim)});
     whole = whole && whole_heads(group.head_dim, {group.row_stride}, group.parts, {group.out, group.raw});
-    const bool is_long = HeadRuns::of(group.heads, group.head_dim, lane_width<T>).pieces > cuda::warp_lanes;
-    if (is_long) form = HeadForwardForm::long_heads;
-    if (group.parts.norm_weight != nullptr && form == HeadForwardForm::plain) form = HeadForwardForm::norm;
+    is_long = is_long || runs.pieces > cuda::warp_lanes;
+    if (group.parts.norm_weight != nullptr) form = HeadForwardForm::norm;
   }
-  LAYERSTREAM_EXPECT(rows <= std::numeric_limits<std::int32_t>::max() / cuda::warp_lanes,
-                     "{}: {} heads in one launch", label, rows);
-  if (rows == 0) return;
-
-  HeadForwardGroups<T> args{};
-  std::int32_t tokens_at_once = 1;  // of a warp; a power of two in every group
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    if (groups[g].heads == 0) continue;
-    args.groups[g] = share_out(groups[g], form);
-    if (form != HeadForwardForm::long_heads) {
-      tokens_at_once = std::max(tokens_at_once, args.groups[g].runs.tokens);
-    }
+  if (all.count == 0) return;
+  if (is_long) {
+    const std::span<const HeadForwardGroup<T>> present(all.groups);
+    return run_long_head_forward<T>(space, label, present.first(static_cast<std::size_t>(all.count)), whole);
   }
-  const std::int64_t tile_tokens = std::int64_t{head_forward_warps} * tokens_at_once;
-  for (std::size_t g = 0; g < most_head_groups; ++g) {
-    if (g < groups.size() && groups[g].heads > 0) {
-      const HeadForwardGroup<T>& group = args.groups[g];
-      const std::int32_t tokens = form == HeadForwardForm::long_heads ? 1 : group.runs.tokens;
-      args.tile_blocks += static_cast<std::uint32_t>(tokens_at_once / tokens * group.shares);
-    }
-    args.end_block[g] = args.tile_blocks;
-  }
-  const std::int64_t tiles = (groups[0].tokens + tile_tokens - 1) / tile_tokens;
-  const auto launch = [&](auto kernel) {
+  all.share_out(head_forward_warps(form), most_head_teams);
+  const auto launch = [&]<HeadForwardForm Form>() {
     cuda::launch_labelled(space, label,
-                          {.blocks = static_cast<int>(tiles * args.tile_blocks),
-                           .lanes = head_forward_warps * cuda::warp_lanes},
-                          kernel, args);
+                          {.blocks = all.teams.blocks * all.teams.splits,
+                           .lanes = all.teams.lanes(),
+                           .shared_bytes = HeadForwardRing<Form>::bytes},
+                          whole ? head_forward_groups<T, Form, true> : head_forward_groups<T, Form, false>,
+                          all);
   };
-  const auto launch_form = [&]<HeadForwardForm Form>() {
-    whole ? launch(head_forward_groups<T, Form, true>) : launch(head_forward_groups<T, Form, false>);
-  };
-  switch (form) {
-    case HeadForwardForm::plain:
-      return launch_form.template operator()<HeadForwardForm::plain>();
-    case HeadForwardForm::norm:
-      return launch_form.template operator()<HeadForwardForm::norm>();
-    case HeadForwardForm::long_heads:
-      return launch_form.template operator()<HeadForwardForm::long_heads>();
-  }
+  form == HeadForwardForm::plain ? launch.template operator()<HeadForwardForm::plain>()
+                                 : launch.template operator()<HeadForwardForm::norm>();
 }
 
 #endif

@@ -11,6 +11,24 @@
 
 namespace layerstream::ops::cuda {
 
+/// As load_stored, for memory that is not read again soon: it leaves the level-2 cache first, so that the
+/// numbers others have just written stay there instead of going to memory meanwhile.
+template <class T, int N, bool Whole>
+__device__ detail::Values<T, N> load_once(const detail::Piece<N, Whole>& piece, const T* row) {
+  if constexpr (detail::is_wide<T, N, Whole>) {
+    using Word = detail::Access<N * sizeof(T)>;
+    constexpr int count = static_cast<int>(N * sizeof(T) / sizeof(Word));
+    Word words[count];
+#pragma unroll
+    for (int i = 0; i < count; ++i) words[i] = __ldcs(reinterpret_cast<const Word*>(row + piece.first) + i);
+    detail::Values<T, N> values;
+    memcpy(values.at, words, sizeof values);
+    return values;
+  } else {
+    return detail::load_stored(piece, row);
+  }
+}
+
 /// Widened; of bf16 without taking words apart.
 template <class T, int N>
 __device__ detail::Values<detail::MathOf<T>, N> widen(const detail::Values<T, N>& stored) {

@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <Kokkos_Core.hpp>
+#include <cstddef>
 #include <cstdint>
 
 #include "core/cuda_error.hpp"
@@ -16,6 +17,7 @@ struct LaunchShape {
   int cluster = 1;  ///< blocks that reach each other's shared memory; divides `blocks`
   /// The kernel may start before the one before it on the stream has ended, and calls wait_for_last.
   bool starts_early = false;
+  std::size_t shared_bytes = 0;  ///< of a block, beside what the kernel declares
 };
 
 /// True if every architecture of this build has clusters.
@@ -71,6 +73,11 @@ void launch_labelled(const Kokkos::Cuda& space, const char* label, const LaunchS
   config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
   config.blockDim = dim3(static_cast<unsigned>(shape.lanes));
   config.stream = space.cuda_stream();
+  config.dynamicSmemBytes = shape.shared_bytes;
+  if (shape.shared_bytes > 0) {  // with what the kernel declares it may be more than a launch has without asking
+    LAYERSTREAM_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          static_cast<int>(shape.shared_bytes)));
+  }
   config.attrs = attributes;
   config.numAttrs = count;
   LAYERSTREAM_CUDA(cudaLaunchKernelEx(&config, kernel, argument));

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <type_traits>
 
-#include "ops/cuda/held_piece.hpp"
 #include "ops/cuda/labelled_launch.hpp"
+#include "ops/cuda/lane_ring.hpp"
 #include "ops/cuda/partial_sums.hpp"
 #include "ops/cuda/row_sums.hpp"
 #include "ops/detail/execution.hpp"
@@ -104,11 +104,20 @@ struct NormPieces {
   static constexpr int width = detail::lane_width<T>;
   detail::HeldPiece<T, width, Whole> held[Kept];
 
-  __device__ void read(const NormLane<T, Whole>& lane, const T* row, bool wanted) {
+  __device__ void read(const NormLane<T, Whole>& lane, const T* row) {
 #pragma unroll
     for (int k = 0; k < Kept; ++k) {
       held[k] = {};
-      if (wanted && lane.has(k)) held[k].read(lane.piece(k), row);
+      if (lane.has(k)) held[k].read(lane.piece(k), row);
+    }
+  }
+  /// From pieces `first`, first + 1, ... of a ring's round.
+  template <class Ring>
+  __device__ void take(const NormLane<T, Whole>& lane, const Ring& ring, int first) {
+#pragma unroll
+    for (int k = 0; k < Kept; ++k) {
+      held[k] = {};
+      if (lane.has(k)) held[k] = ring.template take<T, width, Whole>(first + k);
     }
   }
   __device__ detail::Values<T, width> at(int k) const {
@@ -145,7 +154,7 @@ __global__ void __launch_bounds__(norm_most_lanes, 2) norm_forward_rows(NormForw
   NormPieces<T, kept, Whole> x[rows];
 #pragma unroll
   for (int r = 0; r < rows; ++r) {
-    x[r].read(lane, args.x + begin + (has_second ? r * args.hidden_size : 0), true);
+    x[r].read(lane, args.x + begin + (has_second ? r * args.hidden_size : 0));
   }
   detail::Values<A, width> weight[kept];
   read_norm_weight<T>(lane, args.weight, weight);
@@ -179,55 +188,63 @@ __global__ void __launch_bounds__(norm_most_lanes, 2) norm_forward_rows(NormForw
   }
 }
 
-/// What the backward pass reads of one row.
-template <class T, int Kept, bool HasResidual, bool Whole>
-struct NormBackwardRow {
-  NormPieces<T, Kept, Whole> x, dy, residual;
+/// What a lane reads ahead in the backward pass: pieces of x, dy and, with one, of the residual.
+template <class Form, bool HasResidual>
+using NormBackwardRing = LaneRing<(HasResidual ? 3 : 2) * Form::kept, 2, Form::most_lanes>;
 
-  __device__ void read(const NormLane<T, Whole>& lane, const NormBackward<T>& args, std::int64_t begin,
-                       bool wanted) {
-    x.read(lane, args.x + begin, wanted);
-    dy.read(lane, args.dy + begin, wanted);
-    if constexpr (HasResidual) residual.read(lane, args.residual + begin, wanted);
-  }
-};
-
-/// See RmsNormBackward for the formula. A block walks over rows b, b + blocks, ...; it asks for the next one
-/// before the barrier of the current one. The weight and its gradient's sums stay in registers.
+/// See RmsNormBackward for the formula. A block walks over rows b, b + blocks, ... The weight and its
+/// gradient's sums stay in registers.
 template <class T, class Form, bool HasResidual, bool Whole>
 __global__ void __launch_bounds__(Form::most_lanes, Form::resident) norm_backward_rows(NormBackward<T> args) {
   using A = detail::MathOf<T>;
   constexpr int width = detail::lane_width<T>, kept = Form::kept;
   using Numbers = detail::Values<A, width>;
+  using Ring = NormBackwardRing<Form, HasResidual>;
+  extern __shared__ uint4 norm_ring[];
   let_next_start();
   const NormLane<T, Whole> lane(args.hidden_size);
-  NormBackwardRow<T, kept, HasResidual, Whole> row, next;
-  std::int64_t begin = blockIdx.x * args.hidden_size;
   const std::int64_t stride = gridDim.x * args.hidden_size, end = args.tokens * args.hidden_size;
-  row.read(lane, args, begin, begin < end);
+  std::int64_t begin = blockIdx.x * args.hidden_size;
+  Ring ring(norm_ring);
+  const auto ask = [&](std::int64_t row) {
+#pragma unroll
+    for (int k = 0; k < kept; ++k) {
+      if (row >= end || !lane.has(k)) continue;
+      ring.ask(k, lane.piece(k), args.x + row);
+      ring.ask(kept + k, lane.piece(k), args.dy + row);
+      if constexpr (HasResidual) ring.ask(2 * kept + k, lane.piece(k), args.residual + row);
+    }
+    ring.end_round();
+  };
+  for (int round = 0; round < Ring::depth; ++round) ask(begin + round * stride);
   Numbers weight[kept], dweight[kept] = {};
   read_norm_weight<T>(lane, args.weight, weight);
   RowSums<A, kept> sums(static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
   const A part = A(1) / static_cast<A>(args.hidden_size);
   for (; begin < end; begin += stride) {
+    NormPieces<T, kept, Whole> row_x, row_dy, row_residual;
+    ring.wait();
+    row_x.take(lane, ring, 0);
+    row_dy.take(lane, ring, kept);
+    if constexpr (HasResidual) row_residual.take(lane, ring, 2 * kept);
+    ask(begin + Ring::depth * stride);
     A parts[2][kept] = {}, totals[2];  // of x², of dy · weight · x
 #pragma unroll
     for (int k = 0; k < kept; ++k) {
-      const Numbers x = widen(row.x.at(k)), gradient = widen(row.dy.at(k));
+      const Numbers x = widen(row_x.at(k)), gradient = widen(row_dy.at(k));
       for (int e = 0; e < width; ++e) {
         parts[0][k] = Kokkos::fma(x.at[e], x.at[e], parts[0][k]);
         parts[1][k] = Kokkos::fma(gradient.at[e] * weight[k].at[e], x.at[e], parts[1][k]);
       }
     }
-    next.read(lane, args, begin + stride, begin + stride < end);
     sums.add(parts, totals);
     const A inverse = norm_inverse(totals[0], args.hidden_size, args.eps);
     const A mean = totals[1] * inverse * part;
 #pragma unroll
     for (int k = 0; k < kept; ++k) {
-      Numbers x = widen_again(row.x.at(k));
+      Numbers x = widen_again(row_x.at(k));
       for (int e = 0; e < width; ++e) x.at[e] *= inverse;
-      const Numbers gradient = widen_again(row.dy.at(k));
+      const Numbers gradient = widen_again(row_dy.at(k));
       Numbers rounded = widen(round_to_stored<T>(x));
       for (int e = 0; e < width; ++e) {
         dweight[k].at[e] = Kokkos::fma(gradient.at[e], rounded.at[e], dweight[k].at[e]);
@@ -240,14 +257,13 @@ __global__ void __launch_bounds__(Form::most_lanes, Form::resident) norm_backwar
         x.at[e] = Kokkos::fma(x.at[e], -mean, gradient.at[e] * weight[k].at[e]);
       }
       if constexpr (HasResidual) {
-        const Numbers bypass = widen(row.residual.at(k));
+        const Numbers bypass = widen(row_residual.at(k));
         for (int e = 0; e < width; ++e) x.at[e] = Kokkos::fma(x.at[e], inverse, bypass.at[e]);
       } else {
         for (int e = 0; e < width; ++e) x.at[e] *= inverse;
       }
       if (lane.has(k)) detail::store_stored(lane.piece(k), args.dx + begin, round_to_stored<T>(x));
     }
-    row = next;
   }
   A* const partial = args.partials + blockIdx.x * args.hidden_size;
 #pragma unroll
@@ -274,9 +290,11 @@ void run_norm_backward(const detail::ExecutionSpace& space, const char* label, c
                        bool whole) {
   if (args.tokens == 0 || args.hidden_size == 0) return;
   with_norm_backward_form<T>(args.hidden_size, [&]<class Form>(Form) {
-    const LaunchShape shape{.blocks = norm_backward_blocks<T>(args.tokens, args.hidden_size),
-                            .lanes = norm_lanes<T>(args.hidden_size, Form::kept)};
+    const int lanes = norm_lanes<T>(args.hidden_size, Form::kept);
     const auto launch = [&]<bool HasResidual>(std::bool_constant<HasResidual>) {
+      const LaunchShape shape{.blocks = norm_backward_blocks<T>(args.tokens, args.hidden_size),
+                              .lanes = lanes,
+                              .shared_bytes = NormBackwardRing<Form, HasResidual>::bytes};
       launch_labelled(space, label, shape,
                       whole ? norm_backward_rows<T, Form, HasResidual, true>
                             : norm_backward_rows<T, Form, HasResidual, false>,

@@ -1,0 +1,271 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "core/error.hpp"
+#include "ops/cuda/head_pieces.hpp"
+#include "ops/cuda/lane_ring.hpp"
+
+/// How warps share out the heads and tokens of all groups of a call, and how one walks over its tokens.
+namespace layerstream::ops::detail {
+
+/// The groups of a call; their sets of heads follow each other.
+template <class Group>
+struct HeadGroups {
+  Group groups[most_head_groups];
+  std::int32_t first_set[most_head_groups];  ///< of each; of missing ones more than there are
+  std::int32_t count, sets, tokens_at_once;  ///< groups; sets of all; of a warp's tokens, the fewest
+  HeadTeams teams;
+
+  HeadGroups() : groups{}, count(0), sets(0), tokens_at_once(cuda::warp_lanes), teams{} {
+    std::fill(std::begin(first_set), std::end(first_set), std::numeric_limits<std::int32_t>::max());
+  }
+  void add(const Group& group) {
+    groups[count] = group;
+    first_set[count++] = sets;
+    sets += group.runs.sets();
+    tokens_at_once = std::min(tokens_at_once, group.runs.tokens);
+  }
+  /// @pre all groups are there; see HeadTeams::of
+  void share_out(int most_warps, std::int64_t most_blocks) {
+    const std::int64_t tokens = groups[0].args.tokens;
+    teams = HeadTeams::of((tokens + tokens_at_once - 1) / tokens_at_once, sets, most_warps, most_blocks);
+  }
+};
+
+/// Elements between two tokens. @throws ContractError for what a walk does not count: more than 2^28 of them,
+/// more than 2^30 tokens or heads.
+inline std::uint32_t head_stride(const char* operation, std::int64_t tokens, std::int64_t heads,
+                                 std::int64_t elements) {
+  constexpr std::int64_t most = std::int64_t{1} << 30, most_elements = most / 4;
+  LAYERSTREAM_EXPECT(
+      tokens <= most && heads <= most && elements <= most_elements,
+      "{}: {} tokens of {} heads, rows of {} elements; the kernel counts up to {} and rows of {}", operation,
+      tokens, heads, elements, most, most_elements);
+  return static_cast<std::uint32_t>(elements);
+}
+
+#if defined(__CUDACC__)
+
+/// Where a warp is among those of its team and its team among all.
+struct HeadPlace {
+  int group;
+  std::int32_t block;      ///< of tokens
+  std::int32_t slot, set;  ///< the set in its group
+
+  template <class Group>
+  __device__ explicit HeadPlace(const HeadGroups<Group>& args) {
+    const HeadTeams& teams = args.teams;
+    const auto team = static_cast<std::int32_t>(blockIdx.x);
+    // Of lane 0, so that the compiler knows that it is the same on all lanes.
+    const auto warp =
+        static_cast<std::int32_t>(__shfl_sync(cuda::all_lanes, threadIdx.x / cuda::warp_lanes, 0));
+    const std::int32_t of_all = team % teams.splits + warp % teams.sets * teams.splits;
+    group = 0;
+#pragma unroll
+    for (int g = 1; g < static_cast<int>(most_head_groups); ++g) group += of_all >= args.first_set[g] ? 1 : 0;
+    block = team / teams.splits;
+    slot = warp / teams.sets;
+    set = of_all - args.first_set[group];
+  }
+};
+
+/// To an address of global memory, so that the compiler knows that it is one.
+template <class V>
+__device__ V* global_pointer(std::size_t address) {
+  return static_cast<V*>(__cvta_global_to_generic(address));
+}
+
+/// Of a launch's arguments, alike on all lanes of a warp, in registers: the compiler would otherwise read it
+/// again at each use, which takes long at an address that it does not know.
+template <class V>
+__device__ V held_argument(V value) {
+  return __shfl_sync(cuda::all_lanes, value, 0);
+}
+template <class V>
+__device__ V* held_argument(V* pointer) {
+  return global_pointer<V>(held_argument(__cvta_generic_to_global(pointer)));
+}
+
+/// A matrix with a row for each token.
+template <class V>
+class HeadRows {
+ public:
+  /// @param stride elements between tokens, @param first the caller's element of a row
+  __device__ HeadRows(V* matrix, std::uint32_t stride, std::uint32_t first)
+      : first_(__cvta_generic_to_global(held_argument(matrix) + first)),
+        stride_(held_argument(stride) * static_cast<std::uint32_t>(sizeof(V))) {}
+  __device__ V* at(std::uint32_t token) const {
+    return global_pointer<V>(first_ + std::uint64_t{token} * stride_);
+  }
+
+ private:
+  std::size_t first_;     ///< address
+  std::uint32_t stride_;  ///< bytes
+};
+
+/// One warp's walk over every so many-th token with one set of a group's heads, of which a lane has up to K
+/// pieces of either half. The angles of a token's rope are read while those of the one before are used; with
+/// Brings they are brought to the level-2 cache some tokens before, as they come from memory no faster than
+/// anything else. It pays where a token is long enough to work on for the fewer warps that fit.
+template <class Group, class A, int W, int K, bool Brings, bool Whole>
+class HeadWalk {
+ public:
+  /// Whether rounds have a position, see end_round.
+  static constexpr bool wants_positions = Brings;
+
+  /// @param place a set that the group does not have is one of no heads
+  __device__ HeadWalk(const Group& group, const HeadTeams& teams, const HeadPlace& place)
+      : group_(group),
+        lanes_(held_argument(group.runs.lanes)),
+        half_(held_argument(static_cast<std::uint32_t>(group.runs.half))),
+        tokens_(held_argument(static_cast<std::uint32_t>(group.args.tokens))),
+        positions_(held_argument(group.args.parts.positions)) {
+    const HeadRuns& runs = group.runs;
+    const int lane = static_cast<int>(threadIdx.x) % cuda::warp_lanes;
+    const std::int32_t head = place.set * runs.heads + runs.head(lane), piece = runs.piece(lane);
+    piece_ = static_cast<std::uint32_t>(piece);
+    first_ = static_cast<std::uint32_t>(head * group.args.head_dim + piece * W);
+    cos_ = held_argument(group.args.parts.cos) + in_head();
+    sin_ = held_argument(group.args.parts.sin) + in_head();
+    // Lanes without elements take part in the sums of their warp.
+    const bool exists = head < runs.all_heads && piece < runs.pieces;
+    step_ = static_cast<std::uint32_t>(teams.blocks * teams.slots * runs.tokens);
+    of_warp_ = static_cast<std::uint32_t>((place.block * teams.slots + place.slot) * runs.tokens);
+    token_ = exists ? of_warp_ + static_cast<std::uint32_t>(runs.token(lane)) : no_token;
+  }
+
+  /// With the round of the token `ahead` steps from now: asks for the position that turn() will want then,
+  /// and ends the round.
+  template <class Ring>
+  __device__ void end_round(int ahead, Ring& ring) const {
+    if constexpr (Brings) {
+      const std::uint32_t later = token(ahead + positions_ahead);
+      if (positions_ != nullptr && is_there(later)) ring.ask(positions_ + later);
+    }
+    ring.end_round();
+  }
+  /// Asks for the first angles; best after the first rounds.
+  __device__ void ask_for_rope() {
+    read_rope(token(), position_of(token()));
+#pragma unroll
+    for (int i = 0; i + 1 < positions_ahead; ++i) {
+      next_[i] = position_of(token(i + 1));
+      if constexpr (Brings) bring_rope(token(i + 1), next_[i]);
+    }
+  }
+
+  __device__ bool has_piece() const {
+    return token_ != no_token;
+  }
+  /// Until the warp has no more tokens.
+  __device__ bool goes_on() const {
+    return of_warp_ < tokens_;
+  }
+  __device__ void advance() {
+    of_warp_ += step_;
+    token_ += step_;
+  }
+
+  /// The lane's token `ahead` steps from now.
+  __device__ std::uint32_t token(int ahead = 0) const {
+    return token_ + static_cast<std::uint32_t>(ahead) * step_;
+  }
+  __device__ bool is_there(std::uint32_t token) const {
+    return token < tokens_;
+  }
+  /// Of a lane that has a first piece.
+  __device__ bool has(int k) const {
+    return k == 0 || piece_ + k * lanes_ < static_cast<std::uint32_t>(group_.runs.pieces);
+  }
+  /// From the lane's first piece on: element in_heads() of a token's heads, in_head() of what heads share.
+  __device__ HeadPair<W, Whole> pair(int k) const {
+    auto pieces = group_.runs.template pair<W, Whole>(piece_ + k * lanes_, group_.args.head_dim);
+    pieces.lower.first = k * lanes_ * W;
+    pieces.upper.first = half_ + pieces.lower.first;
+    return pieces;
+  }
+  __device__ std::uint32_t in_heads() const {
+    return first_;
+  }
+  __device__ std::uint32_t in_head() const {
+    return piece_ * W;
+  }
+  /// Lanes of a head, a power of two.
+  __device__ int lanes() const {
+    return lanes_;
+  }
+  template <class V>
+  __device__ HeadRows<V> rows(V* matrix, std::uint32_t stride) const {
+    return HeadRows<V>(matrix, stride, first_);
+  }
+
+  /// Rotates by the token's angles, or back, and asks for those of the next token.
+  /// @param position that the token's round has
+  template <bool Back>
+  __device__ void turn(std::int32_t position, Values<A, W> (&low)[K], Values<A, W> (&high)[K]) {
+    if (positions_ == nullptr) return;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if constexpr (Back) {
+        rope_[k].turn_back(low[k], high[k]);
+      } else {
+        rope_[k].turn(low[k], high[k]);
+      }
+    }
+    read_rope(token(1), next_[0]);
+    if constexpr (Brings) {
+#pragma unroll
+      for (int i = 0; i + 2 < positions_ahead; ++i) next_[i] = next_[i + 1];
+      next_[positions_ahead - 2] = static_cast<std::uint32_t>(position);
+      bring_rope(token(positions_ahead), next_[positions_ahead - 2]);
+    } else {
+      next_[0] = position_of(token(2));
+    }
+  }
+
+ private:
+  /// More than there are, also when a lane's step is added as often as it has tokens.
+  static constexpr std::uint32_t no_token = std::uint32_t{1} << 31;
+  static constexpr int positions_ahead = Brings ? 3 : 2;
+
+  __device__ std::uint32_t position_of(std::uint32_t token) const {
+    return positions_ != nullptr && is_there(token) ? static_cast<std::uint32_t>(positions_[token]) : 0;
+  }
+  __device__ void read_rope(std::uint32_t token, std::uint32_t position) {
+    if (positions_ == nullptr || !is_there(token)) return;
+    // In 32 bits, as ops/heads.cpp bounds the tables.
+    const std::uint32_t angles = position * half_;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (!has(k)) continue;
+      const auto piece = pair(k).lower;
+      rope_[k] = {load_piece(piece, cos_ + angles), load_piece(piece, sin_ + angles)};
+    }
+  }
+  __device__ void bring_rope(std::uint32_t token, std::uint32_t position) const {
+    if (positions_ == nullptr || !is_there(token)) return;
+    const std::uint32_t angles = position * half_;
+    bring(cos_ + angles);
+    bring(sin_ + angles);
+  }
+  __device__ static void bring(const A* address) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(address)));
+  }
+
+  const Group& group_;
+  std::int32_t lanes_;
+  std::uint32_t half_, tokens_;
+  const std::int32_t* positions_;
+  const A *cos_, *sin_;          ///< from the lane's first piece on
+  std::uint32_t piece_, first_;  ///< of a half; element of a token that it begins at
+  std::uint32_t of_warp_, token_, step_;
+  std::uint32_t next_[positions_ahead - 1];  ///< positions of the next tokens
+  Rope<A, W> rope_[K];                       // anything for a token that is not there
+};
+
+#endif
+
+}  // namespace layerstream::ops::detail
