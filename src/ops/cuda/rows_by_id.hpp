@@ -22,6 +22,7 @@ struct RowsOfIdWarp {
   static constexpr int tile = pieces * cuda::warp_lanes * width;  ///< columns
   static constexpr int narrow = std::max(width / 4, 1), slices = tile / (cuda::warp_lanes * narrow);
   static constexpr int few = 16, few_at_once = 2, many_at_once = 32;
+  static_assert(few >= slices - 1, "an id whose rows are shared has a place for each slice");
   const RowsById<T>& args;
   int lane;
 
