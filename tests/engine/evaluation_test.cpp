@@ -39,6 +39,17 @@ class Evaluation : public ::testing::Test {
     return found;
   }
 
+  /// Of a run that has stopped early, to go on.
+  RunConfig stopped_early() const {
+    RunConfig run = config();
+    run.eval_steps = 2;
+    run.early_stopping_patience = 2;
+    run.early_stopping_threshold = 100.0;
+    TestRun(run)->run();
+    run.resume_from_checkpoint = "auto";
+    return run;
+  }
+
   RunFiles files_;
 };
 
@@ -212,12 +223,7 @@ TEST_F(Evaluation, AnInterruptedRunResumesToTheSameEnd) {
 }
 
 TEST_F(Evaluation, AnEarlyStopIsLiftedByMorePatience) {
-  RunConfig run = config();
-  run.eval_steps = 2;
-  run.early_stopping_patience = 2;
-  run.early_stopping_threshold = 100.0;
-  TestRun(run)->run();
-  run.resume_from_checkpoint = "auto";
+  RunConfig run = stopped_early();
   run.early_stopping_patience = 4;
   TestRun resumed(run);
   EXPECT_FALSE(resumed->done());
@@ -225,12 +231,7 @@ TEST_F(Evaluation, AnEarlyStopIsLiftedByMorePatience) {
 }
 
 TEST_F(Evaluation, ARunThatStoppedEarlyNeedsNoRoomForCheckpoints) {
-  RunConfig run = config();
-  run.eval_steps = 2;
-  run.early_stopping_patience = 2;
-  run.early_stopping_threshold = 100.0;
-  TestRun(run)->run();
-  run.resume_from_checkpoint = "auto";
+  RunConfig run = stopped_early();
   run.max_steps = 2'000'000'000;
   run.save_steps = 1;
   TestRun resumed(run);
