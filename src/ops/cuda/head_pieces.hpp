@@ -26,11 +26,6 @@ struct HeadPair {
   Piece<W, Whole> lower, upper;
 
   template <class T>
-  KOKKOS_FORCEINLINE_FUNCTION void read(const T* row, HeldHead<T, W, Whole>& head) const {
-    head.low.read(lower, row);
-    head.high.read(upper, row);
-  }
-  template <class T>
   KOKKOS_FORCEINLINE_FUNCTION void load(const T* row, Values<MathOf<T>, W>& low,
                                         Values<MathOf<T>, W>& high) const {
     low = load_piece(lower, row);

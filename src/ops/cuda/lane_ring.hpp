@@ -8,10 +8,6 @@
 /// Reading ahead without registers.
 namespace layerstream::ops::cuda {
 
-/// Words of 16 bytes that N numbers take.
-template <class T, int N>
-inline constexpr int ring_words = static_cast<int>((N * sizeof(T) + 15) / 16);
-
 /// Shared memory that a block can have on the smallest of the architectures from sm_80 on.
 inline constexpr std::size_t most_shared_bytes = std::size_t{99} << 10;
 
@@ -37,24 +33,23 @@ class LaneRing {
     }
   }
 
-  /// Asks for a piece, which gets the round's words from `word` on: ring_words<T, N>.
+  /// Asks for a piece of up to 16 bytes, which gets this word of the round.
   template <class T, int N, bool Whole>
   __device__ void ask(int word, const detail::Piece<N, Whole>& piece, const T* row) {
+    static_assert(N * sizeof(T) <= sizeof(uint4));
     if constexpr (detail::is_wide<T, N, Whole>) {
-      constexpr int bytes = N * sizeof(T) < sizeof(uint4) ? N * sizeof(T) : sizeof(uint4);
+      const auto shared = static_cast<std::uint32_t>(__cvta_generic_to_shared(place_of(word)));
       const std::size_t global = __cvta_generic_to_global(row + piece.first);
-#pragma unroll
-      for (int i = 0; i < ring_words<T, N>; ++i) {
-        const auto shared = static_cast<std::uint32_t>(__cvta_generic_to_shared(place_of(word + i)));
-        if constexpr (bytes == sizeof(uint4)) {
-          asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global + i * bytes)
-                       : "memory");
-        } else {
-          asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared), "l"(global) : "memory");
-        }
+      if constexpr (N * sizeof(T) == sizeof(uint4)) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+      } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared), "l"(global) : "memory");
       }
     } else {
-      put(word, detail::load_stored(piece, row));
+      uint4 held{};
+      const detail::Values<T, N> values = detail::load_stored(piece, row);
+      memcpy(&held, &values, sizeof values);
+      *place_of(word) = held;
     }
   }
   /// Asks for the round's int32.
@@ -77,15 +72,13 @@ class LaneRing {
   __device__ void wait() const {
     asm volatile("cp.async.wait_group %0;" ::"n"(Depth - 1) : "memory");
   }
-  /// The piece that has the round's words from `word` on; anything if it was not asked for.
+  /// The piece that has this word of the round; anything if it was not asked for.
   template <class T, int N, bool Whole>
   __device__ detail::HeldPiece<T, N, Whole> take(int word) const {
     static_assert(sizeof(detail::HeldPiece<T, N, Whole>) == N * sizeof(T));
-    uint4 words[ring_words<T, N>];
-#pragma unroll
-    for (int i = 0; i < ring_words<T, N>; ++i) words[i] = *place_of(word + i);
+    const uint4 words = *place_of(word);
     detail::HeldPiece<T, N, Whole> held;
-    memcpy(&held, words, sizeof held);
+    memcpy(&held, &words, sizeof held);
     return held;
   }
   __device__ std::int32_t number() const {
@@ -93,13 +86,6 @@ class LaneRing {
   }
 
  private:
-  template <class T, int N>
-  __device__ void put(int word, const detail::Values<T, N>& values) {
-    uint4 words[ring_words<T, N>] = {};
-    memcpy(words, &values, sizeof values);
-#pragma unroll
-    for (int i = 0; i < ring_words<T, N>; ++i) *place_of(word + i) = words[i];
-  }
   __device__ uint4* place_of(int word) const {
     return at_ + word * Lanes;
   }
