@@ -13,6 +13,8 @@ find_package(yaml-cpp REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(hwy REQUIRED)
+# Where a build's own instruction set is AVX3_DL, as on Sapphire Rapids, Highway 1.0 compiles only if that is wanted.
+target_compile_definitions(hwy::hwy INTERFACE HWY_WANT_AVX3_DL)
 find_path(LAYERSTREAM_XXHASH_INCLUDE_DIR xxhash.h REQUIRED)
 find_library(LAYERSTREAM_XXHASH_LIBRARY xxhash REQUIRED)
 find_library(LAYERSTREAM_NUMA_LIBRARY numa REQUIRED)
