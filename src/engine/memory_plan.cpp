@@ -55,6 +55,11 @@ DeviceUpdate make_device_update(const ModelLayout& layout, double fraction, bool
   return update;
 }
 
+/// Of the host's memory, with that of a simulated device.
+std::size_t host_need(const Ledger& ledger, const Device& device) {
+  return ledger.total(Space::host) + (device.uses_host_memory() ? ledger.total(Space::device) : 0);
+}
+
 }  // namespace
 
 RunConfig with_default_placement(RunConfig config, const Device& device) {
@@ -213,31 +218,44 @@ HostBudget host_budget(const RunConfig& config, std::optional<int> node) {
           memory.bound_by + (node ? "; numa: off for all nodes' memory" : "")};
 }
 
+Shortage shortage(const Ledger& ledger, const HostBudget& host, const Device& device) {
+  const auto missing = [](std::size_t need, std::size_t have) { return need > have ? need - have : 0; };
+  return {missing(ledger.total(Space::device), device.memory_limit()),
+          missing(host_need(ledger, device), host.bytes)};
+}
+
 std::string shortfall(const Ledger& ledger, const HostBudget& host, const Device& device) {
-  const std::size_t device_need = ledger.total(Space::device);
-  const std::size_t host_need = ledger.total(Space::host) + (device.uses_host_memory() ? device_need : 0);
+  const Shortage missing = shortage(ledger, host, device);
   std::string problems;
-  if (device_need > device.memory_limit()) {
-    problems +=
-        fmt::format("device memory: need {}, have {} ({}; device_memory_limit sets it)\n",
-                    format_bytes(device_need), format_bytes(device.memory_limit()), device.description());
+  if (missing.device > 0) {
+    problems += fmt::format("device memory: need {}, have {} ({}; device_memory_limit sets it): {} short\n",
+                            format_bytes(ledger.total(Space::device)), format_bytes(device.memory_limit()),
+                            device.description(), format_bytes(missing.device));
   }
-  if (host_need > host.bytes) {
-    problems += fmt::format("host memory: need {}{}, have {} ({})\n", format_bytes(host_need),
+  if (missing.host > 0) {
+    problems += fmt::format("host memory: need {}{}, have {} ({}): {} short\n",
+                            format_bytes(host_need(ledger, device)),
                             device.uses_host_memory() ? " (simulated device included)" : "",
-                            format_bytes(host.bytes), host.bound_by);
+                            format_bytes(host.bytes), host.bound_by, format_bytes(missing.host));
   }
   return problems;
 }
 
 void check_memory(const Ledger& ledger, const HostBudget& host, const Device& device) {
-  const std::string problems = shortfall(ledger, host, device);
-  if (problems.empty()) return;
-  throw ResourceError(fmt::format(
-      "{}{}  lower chunk_tokens, cutoff_len or per_device_train_batch_size, place less on what is short "
-      "(resident_blocks, weight_slots, activation_policy, device_activation_blocks, gradient_home), or raise the limit that "
-      "binds (device_memory_limit, host_memory_limit)",
-      problems, ledger.to_table()));
+  const Shortage missing = shortage(ledger, host, device);
+  if (missing.device == 0 && missing.host == 0) return;
+  std::string remedies = "lower chunk_tokens, cutoff_len or per_device_train_batch_size";
+  if (missing.device > 0) {
+    remedies +=
+        ", place less on the device (resident_blocks, weight_slots, device_activation_blocks, gradient_home: "
+        "host), raise device_memory_limit if it binds";
+  }
+  if (missing.host > 0) {
+    remedies +=
+        ", place less on the host (activation_policy: input, gradient_home: device), raise host_memory_limit if "
+        "it binds, or take a machine with more memory";
+  }
+  throw ResourceError(fmt::format("{}{}  {}", shortfall(ledger, host, device), ledger.to_table(), remedies));
 }
 
 }  // namespace layerstream

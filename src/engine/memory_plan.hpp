@@ -66,10 +66,18 @@ struct HostBudget {
 /// @param node that host memory will be bound to: no more than it has (host_node).
 HostBudget host_budget(const RunConfig& config, std::optional<int> node = {});
 
+/// Bytes that are missing of either memory.
+struct Shortage {
+  std::size_t device = 0, host = 0;
+};
+/// A device that is simulated takes its memory from the host's.
+Shortage shortage(const Ledger& ledger, const HostBudget& host, const Device& device);
+
 /// What is missing of device and host memory: a line each with need and have; empty if all fits.
 std::string shortfall(const Ledger& ledger, const HostBudget& host, const Device& device);
 
-/// Refuses a run that cannot fit, before anything is allocated: need and have per component.
+/// Refuses a run that cannot fit, before anything is allocated: need and have per component, and the keys
+/// that lower the need of what is short.
 /// Throws ResourceError.
 void check_memory(const Ledger& ledger, const HostBudget& host, const Device& device);
 

@@ -375,18 +375,23 @@ class Search {
     return plan;
   }
 
-  /// Nothing fits: says what the placement that misses least is missing, and which given keys narrow the
-  /// choice.
+  /// Nothing fits: says what the placement that misses least is missing, and what narrows the choice.
   [[noreturn]] void refuse() {
+    // Rather one memory short than both.
     const auto missing = [&](const Ledger& ledger) {
-      const auto over = [](std::size_t need, std::size_t have) { return need > have ? need - have : 0; };
-      return over(ledger.total(Space::device), machine_.device.memory_limit()) +
-             over(ledger.total(Space::host), machine_.host.bytes);
+      const Shortage short_of = shortage(ledger, machine_.host, machine_.device);
+      return std::pair(short_of.device > 0 && short_of.host > 0, short_of.device + short_of.host);
     };
     std::optional<Ledger> nearest;
     for (const Choice& choice : smallest()) {
       Ledger ledger = place(config_of(choice, given_.resident_blocks.value_or(0)));
       if (!nearest || missing(ledger) < missing(*nearest)) nearest = std::move(ledger);
+    }
+    std::string more;
+    if (shortage(*nearest, machine_.host, machine_.device).host > 0 &&
+        given_.optimizer_update == OptimizerUpdate::deferred) {
+      more =
+          "\n  optimizer_update: immediate, which needs max_grad_norm: 0, keeps no gradients of a whole step";
     }
     std::string given;
     for (const ConfigField& field : placement_fields()) {
@@ -396,9 +401,11 @@ class Search {
     try {
       check_memory(*nearest, machine_.host, machine_.device);
     } catch (const ResourceError& error) {
-      if (given.empty()) throw;
-      throw ResourceError(fmt::format(
-          "{}\n  the configuration fixes {}; what is left out is the planner's choice", error.what(), given));
+      if (!given.empty()) {
+        more +=
+            fmt::format("\n  the configuration fixes {}; what is left out is the planner's choice", given);
+      }
+      throw ResourceError(error.what() + more);
     }
     throw ResourceError(fmt::format("no placement fits that has {}; leave out what need not be", given));
   }

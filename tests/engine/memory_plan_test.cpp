@@ -317,8 +317,10 @@ TEST(MemoryCheck, DeviceLimitThatIsTooSmallIsNamedWithNeedAndHave) {
   const std::string message = refusal_of(tiny_spec(), tiny_run(), need - 1);
   EXPECT_THAT(message, HasSubstr(fmt::format("device memory: need {}", format_bytes(need))));
   EXPECT_THAT(message, HasSubstr(fmt::format("have {}", format_bytes(need - 1))));
+  EXPECT_THAT(message, HasSubstr(": 1 B short"));
   EXPECT_THAT(message, HasSubstr("device_memory_limit"));
   EXPECT_THAT(message, ::testing::Not(HasSubstr("host memory: need")));
+  EXPECT_THAT(message, ::testing::Not(HasSubstr("host_memory_limit")));
 }
 
 TEST(MemoryCheck, HostLimitThatIsTooSmallIsNamedWithNeedAndHave) {

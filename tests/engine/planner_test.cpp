@@ -128,10 +128,12 @@ TEST(Planner, GivenKeysAreObeyed) {
 TEST(Planner, WhatCannotFitIsRefusedWithWhatItNeeds) {
   // 7B of state are 91 GB.
   EXPECT_THAT(refusal_on("rtx3090", qwen2_5_7b(), run_of(8192)),
-              AllOf(HasSubstr("host memory: need"), HasSubstr("have"), HasSubstr("host_memory_limit")));
-  EXPECT_THAT(
-      refusal_on("h200-pcie5-128g", qwen2_5_7b(), run_of(8192, 2 * gib)),
-      AllOf(HasSubstr("device memory: need"), HasSubstr("have 2.00 GiB"), HasSubstr("device_memory_limit")));
+              AllOf(HasSubstr("host memory: need"), HasSubstr("have"), HasSubstr(" short"),
+                    HasSubstr("host_memory_limit"), HasSubstr("optimizer_update: immediate"),
+                    Not(HasSubstr("device memory: need")), Not(HasSubstr("weight_slots"))));
+  EXPECT_THAT(refusal_on("h200-pcie5-128g", qwen2_5_7b(), run_of(8192, 2 * gib)),
+              AllOf(HasSubstr("device memory: need"), HasSubstr("have 2.00 GiB"),
+                    HasSubstr("device_memory_limit"), Not(HasSubstr("optimizer_update"))));
   RunConfig too_many = run_of(8192, 24 * gib);
   too_many.resident_blocks = 20;
   EXPECT_THAT(refusal_on("h200-pcie5-128g", qwen2_5_7b(), too_many),
