@@ -251,7 +251,7 @@ DeviceBuffers::DeviceBuffers(const EngineShape& shape, Arena& arena) {
   targets = arena.tensor(DType::i32, {tokens}, "token ids, targets, positions");
   positions = arena.tensor(DType::i32, {tokens}, "token ids, targets, positions");
   if (orders_tokens(shape)) {
-    tokens_by_id = arena.tensor(DType::i64, {tokens}, "token ids, targets, positions");
+    tokens_by_id = arena.tensor(DType::i32, {tokens, 4}, "token ids, targets, positions");
   }
 
   std::size_t workspace_bytes =
@@ -276,7 +276,7 @@ HostBuffers::HostBuffers(const EngineShape& shape, Arena& arena) {
   targets = arena.tensor(DType::i32, {shape.bounds.tokens}, "token ids, targets, positions");
   positions = arena.tensor(DType::i32, {shape.bounds.tokens}, "token ids, targets, positions");
   if (orders_tokens(shape)) {
-    tokens_by_id = arena.tensor(DType::i64, {shape.bounds.tokens}, "token ids, targets, positions");
+    tokens_by_id = arena.tensor(DType::i32, {shape.bounds.tokens, 4}, "token ids, targets, positions");
   }
   if (schedule.logits_only) logits = arena.tensor(shape.accumulator(), {1, shape.spec.vocab_size}, "logits");
   if (!schedule.train) return;

@@ -82,7 +82,7 @@ struct DeviceBuffers {
   HeadScratch head;
   TensorView logits;                         ///< (1, V), generation only
   TensorView input_ids, targets, positions;  ///< (T) int32
-  TensorView tokens_by_id;                   ///< (T) int64, only for a gradient of the embedding
+  TensorView tokens_by_id;                   ///< (T, 4) int32, only for a gradient of the embedding
   TensorView workspace;                      ///< bytes
   double* nll_sum = nullptr;
   double* norm_partials = nullptr;  ///< by block

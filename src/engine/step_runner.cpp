@@ -13,15 +13,15 @@ namespace layerstream {
 namespace {
 
 /// ops::tokens_by_id of every chunk, counted from its first token.
-std::vector<std::int64_t> tokens_by_id(const ChunkPlan& plan) {
-  std::vector<std::int64_t> all;
-  all.reserve(plan.input_ids.size());
+std::vector<std::int32_t> tokens_by_id(const ChunkPlan& plan) {
+  std::vector<std::int32_t> all;
+  all.reserve(4 * plan.input_ids.size());
   for (const Chunk& chunk : plan.chunks) {
     const auto ids =
         std::span(plan.input_ids)
             .subspan(static_cast<std::size_t>(chunk.first_token), static_cast<std::size_t>(chunk.num_tokens));
-    const std::vector<std::int64_t> keys = ops::tokens_by_id(ids);
-    all.insert(all.end(), keys.begin(), keys.end());
+    const std::vector<std::int32_t> rows = ops::tokens_by_id(ids);
+    all.insert(all.end(), rows.begin(), rows.end());
   }
   return all;
 }

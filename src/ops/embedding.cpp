@@ -1,6 +1,8 @@
 #include "ops/embedding.hpp"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 
 #include "ops/detail/check.hpp"
 #include "ops/detail/dispatch.hpp"
@@ -173,26 +175,47 @@ void embedding_backward(const Context& context, TensorView dtable, ConstTensorVi
                         ConstTensorView by_id) {
   constexpr const char* operation = "embedding_backward";
   expect_gather(operation, dx, dtable, accumulator_of(dx.dtype()), ids);
-  detail::expect_tensor(operation, "by_id", by_id, DType::i64, ids.shape());
+  detail::expect_tensor(operation, "by_id", by_id, DType::i32, {ids.dim(0), 4});
   detail::dispatch_compute(dx.dtype(), operation, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     const detail::RowsById<T> args{.table = dtable.as<MathOf<T>>(),
                                    .rows = dx.as<T>(),
                                    .ids = ids.as<std::int32_t>(),
-                                   .by_id = by_id.as<std::int64_t>(),
+                                   .by_id = by_id.as<std::int32_t>(),
                                    .num_rows = dx.dim(0),
                                    .columns = dx.dim(1)};
     detail::add_rows_by_id(detail::execution_space(context), args);
   });
 }
 
-std::vector<std::int64_t> tokens_by_id(std::span<const std::int32_t> ids) {
-  std::vector<std::int64_t> keys(ids.size());
-  for (std::size_t token = 0; token < ids.size(); ++token) {
-    keys[token] = static_cast<std::int64_t>(ids[token]) << 32 | static_cast<std::int64_t>(token);
+std::vector<std::int32_t> tokens_by_id(std::span<const std::int32_t> ids) {
+  std::vector<std::int32_t> tokens(ids.size());
+  std::iota(tokens.begin(), tokens.end(), 0);
+  const auto id_of = [&](std::int32_t token) { return ids[static_cast<std::size_t>(token)]; };
+  std::ranges::stable_sort(tokens, {}, id_of);
+
+  struct Run {
+    std::int32_t id, first, count;
+  };
+  std::vector<Run> runs;
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const std::int32_t id = id_of(tokens[i]);
+    if (runs.empty() || runs.back().id != id) runs.push_back({id, static_cast<std::int32_t>(i), 0});
+    ++runs.back().count;
   }
-  std::ranges::sort(keys);
-  return keys;
+  std::ranges::stable_sort(runs, std::ranges::greater{}, &Run::count);
+
+  std::vector<std::int32_t> rows(4 * ids.size());
+  for (std::size_t i = 0; i < tokens.size(); ++i) rows[4 * i] = tokens[i];
+  auto share = rows.begin();
+  for (const Run& run : runs) {
+    for (int i = run.count > detail::few_rows_of_id ? detail::shares_of_many : 1; i > 0; --i, share += 4) {
+      share[1] = run.id;
+      share[2] = run.first;
+      share[3] = run.count;
+    }
+  }
+  return rows;
 }
 
 void emit_rows(const Context& context, TensorView out, ConstTensorView table, TensorView written,

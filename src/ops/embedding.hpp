@@ -23,12 +23,15 @@ void embedding_forward(const Context& context, TensorView out, SplitMatrix table
 void embedding_forward(const Context& context, TensorView out, ConstTensorView table, ConstTensorView ids);
 
 /// dtable[ids[t], :] += dx[t, :], tokens in order. @param dtable (V, H) accumulator dtype, @param dx
-/// (T, H) compute dtype, @param by_id (T) int64: tokens_by_id of the ids, where ids are.
+/// (T, H) compute dtype, @param by_id (T, 4) int32: tokens_by_id of the ids, where ids are.
 void embedding_backward(const Context& context, TensorView dtable, ConstTensorView dx, ConstTensorView ids,
                         ConstTensorView by_id);
-/// On the host: id · 2^32 + token of every token, ascending: tokens in order of their ids, those of one id in
-/// order. @param ids fewer than 2^31, none negative
-std::vector<std::int64_t> tokens_by_id(std::span<const std::int32_t> ids);
+/// On the host: what a device goes by in embedding_backward, (T, 4). Column 0 has the tokens in order of
+/// their ids, those of one id in order. Columns 1 to 3 have shares of the work, and zeros after the last: an
+/// id, where its tokens begin in column 0, and how many they are. Ids of most tokens come first; those of
+/// many have several equal shares, which divide the columns of dtable.
+/// @param ids fewer than 2^31, none negative
+std::vector<std::int32_t> tokens_by_id(std::span<const std::int32_t> ids);
 
 /// Makes `out` equal to `table`, whose rows are zero but for those that `ids` name: writes those, and zeros
 /// to rows that an earlier call wrote. For an `out` in host memory that the device reaches: only used rows

@@ -71,11 +71,27 @@ TEST(Embedding, GradientAddsTokensInOrderOntoWhatIsThere) {
   }
 }
 
-TEST(Embedding, TokensByIdKeepTheOrderOfEqualOnes) {
-  constexpr auto key = [](std::int64_t id, std::int64_t token) { return (id << 32) + token; };
-  EXPECT_EQ(tokens_by_id(std::vector<std::int32_t>{5, 0, 5, 2, 0, 5}),
-            (std::vector<std::int64_t>{key(0, 1), key(0, 4), key(2, 3), key(5, 0), key(5, 2), key(5, 5)}));
+TEST(Embedding, TokensByIdKeepTheOrderOfEqualOnesAndBeginWithTheLongestWork) {
+  const std::vector<std::int32_t> expected = {1, 5, 3, 3,  //
+                                              4, 0, 0, 2,  //
+                                              3, 2, 2, 1,  //
+                                              0, 0, 0, 0,  //
+                                              2, 0, 0, 0,  //
+                                              5, 0, 0, 0};
+  EXPECT_EQ(tokens_by_id(std::vector<std::int32_t>{5, 0, 5, 2, 0, 5}), expected);
   EXPECT_TRUE(tokens_by_id({}).empty());
+
+  // Eight tokens of an id are one share, nine are eight.
+  std::vector<std::int32_t> ids(17, 3);
+  std::fill_n(ids.begin(), 8, 1);
+  const std::vector<std::int32_t> rows = tokens_by_id(ids);
+  for (int i = 0; i < 17; ++i) {
+    const std::vector<std::int32_t> share(rows.begin() + 4 * i + 1, rows.begin() + 4 * i + 4);
+    EXPECT_EQ(share, i < 8    ? (std::vector<std::int32_t>{3, 8, 9})
+                     : i == 8 ? (std::vector<std::int32_t>{1, 0, 8})
+                              : (std::vector<std::int32_t>{0, 0, 0}))
+        << i;
+  }
 }
 
 TEST(Embedding, BackwardIsTheDerivative) {

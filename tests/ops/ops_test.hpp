@@ -38,9 +38,8 @@ inline OwnedTensor by_id(const OwnedTensor& ids) {
   for (std::size_t i = 0; i < values.size(); ++i) {
     values[i] = static_cast<std::int32_t>(ids[static_cast<std::int64_t>(i)]);
   }
-  const std::vector<std::int64_t> keys = ops::tokens_by_id(values);
-  OwnedTensor result(DType::i64, ids.shape());
-  std::ranges::copy(keys, result.as<std::int64_t>());
+  OwnedTensor result(DType::i32, {ids.numel(), 4});
+  std::ranges::copy(ops::tokens_by_id(values), result.as<std::int32_t>());
   return result;
 }
 

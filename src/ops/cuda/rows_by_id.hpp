@@ -1,6 +1,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
+#include <limits>
 
 #include "ops/cuda/held_piece.hpp"
 #include "ops/cuda/labelled_launch.hpp"
@@ -11,110 +13,124 @@ namespace layerstream::ops::detail {
 
 #if defined(__CUDACC__)
 
-/// What a warp does that has a place in the order and a tile of the columns; there is one for each. At the
-/// first place of an id it adds all rows of that id, and elsewhere nothing. Many rows, which others would
-/// wait for, are shared by the warps of the id's first `slices` places: each has a slice of the tile, of
-/// fewer elements a lane and so with more rows under way.
+/// What a warp does with a share of the work and a tile of the columns: adds the id's rows to the table, in
+/// order. Of an id of few rows it has the whole tile, a few rows at a time. Many rows, which others would
+/// wait for, are added to a slice of the tile: of fewer columns, so with more rows under way.
 template <class T, bool Whole>
 struct RowsOfIdWarp {
   using A = MathOf<T>;
   static constexpr int width = lane_width<T>, pieces = 2;         ///< of a lane
   static constexpr int tile = pieces * cuda::warp_lanes * width;  ///< columns
-  static constexpr int narrow = std::max(width / 4, 1), slices = tile / (cuda::warp_lanes * narrow);
-  static constexpr int few = 16, few_at_once = 2, many_at_once = 32;
-  static_assert(few >= slices - 1, "an id whose rows are shared has a place for each slice");
   const RowsById<T>& args;
   int lane;
 
-  __device__ void operator()(std::int64_t place, std::int64_t first_column) const {
-    // Lane l looks at place - slices + l: an id's first `slices` places know their number.
-    const Look look = look_at(place - slices);
-    const std::int32_t id = __shfl_sync(cuda::all_lanes, look.id, slices);
-    const unsigned same = cuda::lanes_with(look.id == id);
-    const int number = __clz(static_cast<int>(~(same << (cuda::warp_lanes - slices))));
-    if (number >= slices) return;
-    const int begin = slices - number, here = ones(same >> begin);
-    const Rows rows{place - number, __shfl_down_sync(cuda::all_lanes, look.row, begin), here,
-                    cuda::warp_lanes - begin};
-    if (here > few) {
-      add<many_at_once, 1, narrow>(first_column + number * (tile / slices), id, rows);
-    } else if (number == 0) {
-      add<few_at_once, pieces, width>(first_column, id, rows);
+  __device__ void operator()(std::uint32_t share, std::int64_t first_column) const {
+    const int4 entry = reinterpret_cast<const int4*>(args.by_id)[share];
+    const std::int32_t id = entry.y;
+    // Of lane 0, so that the compiler knows that it is the same on all lanes.
+    const Rows rows{entry.z, __shfl_sync(cuda::all_lanes, entry.w, 0)};
+    if (rows.count == 0) return;
+    A* const target = args.table + id * args.columns;
+    if (rows.count <= few_rows_of_id) {
+      add_few(target, first_column, rows);
+    } else {
+      // Shares of ids of many rows come first, as many of each.
+      add_many(target, first_column + share % shares_of_many * slice, rows);
     }
   }
 
  private:
-  struct Look {
-    std::int32_t row, id;  // -1: none
-  };
-  /// Neighbouring places of an id: lane i has the row of the i-th.
+  static constexpr int narrow = std::max(width / 4, 1), slice = tile / shares_of_many;
+  static_assert(slice <= cuda::warp_lanes * narrow);
+  static constexpr int few_at_once = 2;
+
+  /// Rows of an id, by places in the order of ids.
   struct Rows {
-    std::int64_t first;
-    std::int32_t row;
-    int count, looked_at;
+    std::int32_t first, count;
   };
 
-  __device__ Look look_at(std::int64_t first) const {
-    const std::int64_t at = first + lane;
-    if (at < 0 || at >= args.num_rows) return {-1, -1};
-    const std::int64_t key = args.by_id[at];
-    return {static_cast<std::int32_t>(key), static_cast<std::int32_t>(key >> 32)};
+  /// The row at `at`; anything if there is none.
+  __device__ std::int32_t look_at(const Rows& rows, int at) const {
+    return at < rows.count ? args.by_id[4 * (std::int64_t{rows.first} + at)] : 0;
   }
-  /// How many of the lowest bits are set without a gap.
-  __device__ static int ones(unsigned bits) { return bits == ~0u ? 32 : __ffs(static_cast<int>(~bits)) - 1; }
+  /// @param first an element of row 0
+  __device__ const T* in_row(std::int32_t row, const T* first) const {
+    const std::uint64_t bytes =
+        std::uint64_t{static_cast<std::uint32_t>(row)} * static_cast<std::uint32_t>(args.columns * sizeof(T));
+    return reinterpret_cast<const T*>(reinterpret_cast<const char*>(first) + bytes);
+  }
+  template <int N>
+  __device__ static void add_to(Values<A, N>& sum, const Values<T, N>& term) {
+    const Values<A, N> numbers = cuda::widen(term);
+    for (int k = 0; k < N; ++k) sum.at[k] += numbers.at[k];
+  }
 
-  /// Adds all rows of the id to the lane's `Pieces` pieces of its row of the table, in order; AtOnce rows are
-  /// read before the first is added. Called by all lanes.
-  template <int AtOnce, int Pieces, int N>
-  __device__ void add(std::int64_t first_column, std::int32_t id, Rows rows) const {
-    A* const target = args.table + id * args.columns;
-    Piece<N, Whole> piece[Pieces];
-    Values<A, N> sum[Pieces] = {};
+  __device__ void add_few(A* target, std::int64_t first_column, const Rows& rows) const {
+    const std::int32_t looked = look_at(rows, lane);
+    Piece<width, Whole> piece[pieces], here[pieces];
+    Values<A, width> sum[pieces] = {};
 #pragma unroll
-    for (int p = 0; p < Pieces; ++p) {
-      const std::int64_t first = first_column + (p * cuda::warp_lanes + lane) * N;
+    for (int p = 0; p < pieces; ++p) {
+      const std::int64_t first = first_column + (p * cuda::warp_lanes + lane) * width;
       piece[p] = {first, args.columns - first};
       if (piece[p].available > 0) sum[p] = load_piece(piece[p], target);
+      here[p] = {p * cuda::warp_lanes * width, piece[p].available};
     }
-    for (;;) {
-      const std::int64_t next = rows.first + rows.count;
-      const bool may_go_on = rows.count == rows.looked_at;
-      const Look look = may_go_on ? look_at(next) : Look{-1, -1};  // under way while rows are added
-      for (int done = 0; done < rows.count; done += AtOnce) {
-        Values<T, N> terms[AtOnce][Pieces];
+    const T* const source = args.rows + piece[0].first;
+    for (int done = 0; done < rows.count; done += few_at_once) {
+      Values<T, width> terms[few_at_once][pieces];
 #pragma unroll
-        for (int i = 0; i < AtOnce; ++i) {
-          if (done + i >= rows.count) break;
-          const std::int32_t row = __shfl_sync(cuda::all_lanes, rows.row, done + i);
+      for (int i = 0; i < few_at_once; ++i) {
+        if (done + i >= rows.count) break;
+        const std::int32_t row = __shfl_sync(cuda::all_lanes, looked, done + i);
 #pragma unroll
-          for (int p = 0; p < Pieces; ++p) {
-            if (piece[p].available > 0) terms[i][p] = load_word(piece[p], args.rows + row * args.columns);
-          }
-        }
-#pragma unroll
-        for (int i = 0; i < AtOnce; ++i) {
-          if (done + i >= rows.count) break;
-#pragma unroll
-          for (int p = 0; p < Pieces; ++p) {
-            const Values<A, N> numbers = cuda::widen(terms[i][p]);
-            for (int k = 0; k < N; ++k) sum[p].at[k] += numbers.at[k];
-          }
+        for (int p = 0; p < pieces; ++p) {
+          if (piece[p].available > 0) terms[i][p] = load_stored(here[p], in_row(row, source));
         }
       }
-      if (!may_go_on) break;
-      rows = {next, look.row, ones(cuda::lanes_with(look.id == id)), cuda::warp_lanes};
+#pragma unroll
+      for (int i = 0; i < few_at_once; ++i) {
+        if (done + i >= rows.count) break;
+#pragma unroll
+        for (int p = 0; p < pieces; ++p) add_to(sum[p], terms[i][p]);
+      }
     }
 #pragma unroll
-    for (int p = 0; p < Pieces; ++p) {
+    for (int p = 0; p < pieces; ++p) {
       if (piece[p].available > 0) store_piece(piece[p], target, sum[p]);
     }
   }
+
+  /// All rows that the lanes looked at are read before the first is added, and without a branch among them.
+  __device__ void add_many(A* target, std::int64_t first_column, const Rows& rows) const {
+    const std::int64_t first = first_column + lane * narrow;
+    const bool has_columns = first < args.columns && lane * narrow < slice;
+    // Lanes without columns read others'.
+    const Piece<narrow, Whole> piece{has_columns ? first : 0, has_columns ? args.columns - first : narrow};
+    const Piece<narrow, Whole> here{0, piece.available};
+    Values<A, narrow> sum = load_piece(piece, target);
+    std::int32_t looked = look_at(rows, lane);
+    for (int begin = 0; begin < rows.count; begin += cuda::warp_lanes) {
+      const std::int32_t next = look_at(rows, begin + cuda::warp_lanes + lane);  // under way meanwhile
+      Values<T, narrow> terms[cuda::warp_lanes];
+#pragma unroll
+      for (int i = 0; i < cuda::warp_lanes; ++i) {
+        const std::int32_t row = __shfl_sync(cuda::all_lanes, looked, i);
+        terms[i] = load_narrow(here, in_row(row, args.rows + piece.first));
+      }
+#pragma unroll
+      for (int i = 0; i < cuda::warp_lanes; ++i) {
+        if (begin + i < rows.count) add_to(sum, terms[i]);
+      }
+      looked = next;
+    }
+    if (has_columns) store_piece(piece, target, sum);
+  }
   /// load_stored, also of whole pieces of four bytes in one access.
-  template <int N>
-  __device__ static Values<T, N> load_word(const Piece<N, Whole>& piece, const T* row) {
-    if constexpr (Whole && N * sizeof(T) == sizeof(std::uint32_t)) {
+  __device__ static Values<T, narrow> load_narrow(const Piece<narrow, Whole>& piece, const T* row) {
+    if constexpr (Whole && sizeof(T) * narrow == sizeof(std::uint32_t)) {
       const std::uint32_t word = *reinterpret_cast<const std::uint32_t*>(row + piece.first);
-      Values<T, N> values;
+      Values<T, narrow> values;
       memcpy(values.at, &word, sizeof values);
       return values;
     } else {
@@ -129,26 +145,31 @@ template <class T, bool Whole>
 __global__ void __launch_bounds__(rows_by_id_warps* cuda::warp_lanes, 4)
     add_rows_of_ids(const __grid_constant__ RowsById<T> args) {
   using Warp = RowsOfIdWarp<T, Whole>;
-  const std::int64_t tiles = (args.columns + Warp::tile - 1) / Warp::tile;
-  const std::int64_t item = std::int64_t{blockIdx.x} * rows_by_id_warps + threadIdx.x / cuda::warp_lanes;
-  const std::int64_t place = item / tiles;
-  if (place >= args.num_rows) return;
-  Warp{args, static_cast<int>(threadIdx.x) % cuda::warp_lanes}(place, item % tiles * Warp::tile);
+  const auto tiles = static_cast<std::uint32_t>((args.columns + Warp::tile - 1) / Warp::tile);
+  const std::uint32_t item = blockIdx.x * rows_by_id_warps + threadIdx.x / cuda::warp_lanes;
+  const std::uint32_t share = item / tiles;
+  if (share >= args.num_rows) return;
+  Warp{args, static_cast<int>(threadIdx.x) % cuda::warp_lanes}(share,
+                                                               std::int64_t{item % tiles} * Warp::tile);
 }
 
-/// @throws ContractError for more than 2^34 warps, ResourceError if the device cannot run it.
+/// @throws ContractError for more than 2^31 warps or an order that is not aligned, ResourceError if the
+/// device cannot run it.
 template <class T>
 void add_rows_by_id(const ExecutionSpace& space, const RowsById<T>& args) {
   using Warp = RowsOfIdWarp<T, true>;
   if (args.num_rows == 0 || args.columns == 0) return;
+  // As many shares as there may be; warps of those that there are not end at once.
   const std::int64_t warps = args.num_rows * ((args.columns + Warp::tile - 1) / Warp::tile);
-  const std::int64_t blocks = (warps + rows_by_id_warps - 1) / rows_by_id_warps;
-  LAYERSTREAM_EXPECT(blocks <= std::numeric_limits<std::int32_t>::max(),
+  LAYERSTREAM_EXPECT(warps <= std::numeric_limits<std::int32_t>::max(),
                      "{}: {} rows of {} columns in one launch", rows_by_id_label, args.num_rows,
                      args.columns);
+  LAYERSTREAM_EXPECT(whole_pieces(1, {}, {args.by_id}), "{}: the order of tokens is not aligned to 16 bytes",
+                     rows_by_id_label);
   const bool whole = whole_pieces(lane_width<T>, {args.columns}, {args.table, args.rows});
   cuda::launch_labelled(space, rows_by_id_label,
-                        {.blocks = static_cast<int>(blocks), .lanes = rows_by_id_warps * cuda::warp_lanes},
+                        {.blocks = static_cast<int>((warps + rows_by_id_warps - 1) / rows_by_id_warps),
+                         .lanes = rows_by_id_warps * cuda::warp_lanes},
                         whole ? add_rows_of_ids<T, true> : add_rows_of_ids<T, false>, args);
 }
 

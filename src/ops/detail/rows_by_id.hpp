@@ -12,9 +12,13 @@ struct RowsById {
   MathOf<T>* table;           // (V, columns)
   const T* rows;              // (num_rows, columns)
   const std::int32_t* ids;    // (num_rows)
-  const std::int64_t* by_id;  // (num_rows): id · 2^32 + row, ascending
+  const std::int32_t* by_id;  // (num_rows, 4): tokens_by_id
   std::int64_t num_rows, columns;
 };
+
+/// The shares of an id of more than `few_rows_of_id` rows; any other has one.
+inline constexpr int few_rows_of_id = 8, shares_of_many = 8;
+static_assert(shares_of_many <= few_rows_of_id + 1, "as many shares as rows at most");
 
 inline constexpr const char* rows_by_id_label = "layerstream::embedding_backward";
 
