@@ -17,6 +17,9 @@ struct HeadBackwardGroup {
   std::uint32_t dout_stride, raw_stride, draw_stride;  ///< elements between tokens
   MathOf<T>* bias_partials;                            // (blocks, H, d); nullptr without a bias
   MathOf<T>* norm_partials;                            // (blocks, sets, d); nullptr without a norm
+
+  /// Not even values are: their gradients are FP32.
+  bool is_light() const { return false; }
 };
 
 /// Elements of a lane's piece: 16 bytes of dout, so that every warp has as much of it under way.

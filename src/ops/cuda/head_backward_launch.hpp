@@ -130,14 +130,13 @@ class HeadBackwardEnd {
         sums.at[e] += __shfl_xor_sync(cuda::all_lanes, sums.at[e], offset);
       }
     }
-    if (teams_.slots == 1) return sums;
+    if (teams_.most_slots() == 1) return sums;
     for (int e = 0; e < width; ++e) of_lane[e * lanes] = sums.at[e];
     __syncthreads();
-    const int of_slot = teams_.sets * cuda::warp_lanes;
     if (place_.slot == 0) {
 #pragma unroll 1
-      for (int slot = 1, other = of_slot; slot < teams_.slots; ++slot, other += of_slot) {
-        for (int e = 0; e < width; ++e) sums.at[e] += of_lane[e * lanes + other];
+      for (int slot = 1; slot < place_.slots; ++slot) {
+        for (int e = 0; e < width; ++e) sums.at[e] += of_lane[e * lanes + slot * cuda::warp_lanes];
       }
     }
     __syncthreads();

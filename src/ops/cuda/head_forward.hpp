@@ -13,6 +13,9 @@ struct HeadForwardGroup {
   HeadForward<T> args;
   HeadRuns runs;
   std::uint32_t raw_stride, out_stride;  ///< elements between tokens
+
+  /// Whether a token costs less than half as much time as others: values, which have neither norm nor rope.
+  bool is_light() const { return args.parts.norm_weight == nullptr && args.parts.positions == nullptr; }
 };
 
 #if defined(__CUDACC__)

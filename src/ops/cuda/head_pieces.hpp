@@ -131,28 +131,20 @@ inline std::int64_t head_partial_rows(std::int64_t tokens) {
 /// How the tokens and the sets of heads of all groups fall to the warps of teams: each warp keeps its set (as
 /// many heads as a warp has at once), for which it has sums in registers, and takes tokens that lie equally
 /// far apart. The warps for one token are in one team where they fit, so that all but the first read of its
-/// angles end in the multiprocessor's own cache.
+/// angles end in the multiprocessor's own cache. Of the sets of all groups, one after the other, a team has
+/// every `splits`-th.
 struct HeadTeams {
-  std::int32_t splits;  ///< teams that share the sets of a token
-  std::int32_t sets;    ///< in a team
-  std::int32_t slots;   ///< of tokens in a team: warps for each set
-  std::int32_t blocks;  ///< of tokens: teams for each split
+  std::int32_t splits = 1;                 ///< teams that share the sets of a token
+  std::int32_t warps = 0;                  ///< of a team, at most
+  std::int32_t blocks = 0;                 ///< of tokens: teams for each split
+  std::int32_t slots[most_head_groups]{};  ///< of tokens in a team, by group: warps for each set
 
-  /// @param units of tokens that a warp has at once. @pre most_blocks > 0
-  static HeadTeams of(std::int64_t units, std::int32_t all_sets, int most_warps, std::int64_t most_blocks) {
-    const std::int32_t fewest = (all_sets + most_warps - 1) / most_warps;
-    HeadTeams best{1, 1, 0, 0};
-    for (std::int32_t splits = fewest; splits <= std::min(all_sets, fewest + 2); ++splits) {
-      const std::int32_t sets = (all_sets + splits - 1) / splits, slots = most_warps / sets;
-      // A team's warps that have a set, slots * all_sets / splits on average.
-      if (slots * best.splits > best.slots * splits) best = {splits, sets, slots, 0};
-    }
-    best.blocks = static_cast<std::int32_t>(
-        std::min({(units + best.slots - 1) / best.slots,
-                  std::max<std::int64_t>(most_head_teams / best.splits, 1), most_blocks}));
-    return best;
+  KOKKOS_FORCEINLINE_FUNCTION int lanes() const { return warps * cuda::warp_lanes; }
+  KOKKOS_FORCEINLINE_FUNCTION int most_slots() const {
+    std::int32_t most = 0;
+    for (const std::int32_t of_group : slots) most = of_group > most ? of_group : most;
+    return most;
   }
-  KOKKOS_FORCEINLINE_FUNCTION int lanes() const { return sets * slots * cuda::warp_lanes; }
 };
 
 /// Whether the pieces of heads may be whole, see whole_pieces.

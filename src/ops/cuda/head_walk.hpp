@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <span>
 
 #include "core/error.hpp"
 #include "ops/cuda/head_pieces.hpp"
@@ -13,7 +14,8 @@ namespace layerstream::ops::detail {
 
 /// The groups of a call; their sets of heads follow each other.
 template <class Group>
-struct HeadGroups {
+class HeadGroups {
+ public:
   Group groups[most_head_groups];
   std::int32_t first_set[most_head_groups];  ///< of each; of missing ones more than there are
   std::int32_t count, sets, tokens_at_once;  ///< groups; sets of all; of a warp's tokens, the fewest
@@ -28,10 +30,53 @@ struct HeadGroups {
     sets += group.runs.sets();
     tokens_at_once = std::min(tokens_at_once, group.runs.tokens);
   }
-  /// @pre all groups are there; see HeadTeams::of
+  /// @pre all groups are there. @param most_warps of a team, @param most_blocks at least 1
   void share_out(int most_warps, std::int64_t most_blocks) {
-    const std::int64_t tokens = groups[0].args.tokens;
-    teams = HeadTeams::of((tokens + tokens_at_once - 1) / tokens_at_once, sets, most_warps, most_blocks);
+    const int fewest = (sets + most_warps - 1) / most_warps;
+    for (int splits = fewest; splits <= std::min(sets, fewest + 2); ++splits) {
+      const int slots = most_slots(splits, most_warps);
+      // Tokens that are under way in a team, on average over the teams that share them.
+      if (slots * teams.splits > teams.most_slots() * splits) take(splits, slots, most_warps);
+    }
+    const std::int64_t units = (groups[0].args.tokens + tokens_at_once - 1) / tokens_at_once;
+    const int slots = teams.most_slots();
+    teams.blocks = static_cast<std::int32_t>(
+        std::min({(units + slots - 1) / slots, std::max<std::int64_t>(most_head_teams / teams.splits, 1),
+                  most_blocks}));
+  }
+
+ private:
+  /// Beside others: half their warps keep up with them.
+  bool is_light(int group) const {
+    const std::span present(groups, static_cast<std::size_t>(count));
+    return groups[group].is_light() && !std::ranges::all_of(present, &Group::is_light);
+  }
+  int group_of(int set) const {
+    int group = 0;
+    while (group + 1 < count && set >= first_set[group + 1]) ++group;
+    return group;
+  }
+  /// Warps of the largest team, where the sets of groups that are not light have `slots` each.
+  int warps(int splits, int slots, int light_slots) const {
+    int most = 0;
+    for (int team = 0; team < splits; ++team) {
+      int warps = 0;
+      for (int set = team; set < sets; set += splits) warps += is_light(group_of(set)) ? light_slots : slots;
+      most = std::max(most, warps);
+    }
+    return most;
+  }
+  int most_slots(int splits, int most_warps) const {
+    int slots = 0;
+    while (warps(splits, slots + 1, slots / 2 + 1) <= most_warps) ++slots;
+    return slots;
+  }
+  void take(int splits, int slots, int most_warps) {
+    int light_slots = (slots + 1) / 2;
+    while (light_slots < slots && warps(splits, slots, light_slots + 1) <= most_warps) ++light_slots;
+    teams.splits = splits;
+    teams.warps = warps(splits, slots, light_slots);
+    for (int group = 0; group < count; ++group) teams.slots[group] = is_light(group) ? light_slots : slots;
   }
 };
 
@@ -49,25 +94,27 @@ inline std::uint32_t head_stride(const char* operation, std::int64_t tokens, std
 
 #if defined(__CUDACC__)
 
-/// Where a warp is among those of its team and its team among all.
+/// Where a warp is among those of its team and its team among all. A warp that nothing is left for has a set
+/// after the last of its group, which is one of no heads.
 struct HeadPlace {
-  int group;
-  std::int32_t block;      ///< of tokens
-  std::int32_t slot, set;  ///< the set in its group
+  int group = 0;
+  std::int32_t block;        ///< of tokens
+  std::int32_t slot, slots;  ///< of the set
+  std::int32_t set;          ///< in its group
 
   template <class Group>
   __device__ explicit HeadPlace(const HeadGroups<Group>& args) {
     const HeadTeams& teams = args.teams;
     const auto team = static_cast<std::int32_t>(blockIdx.x);
     // Of lane 0, so that the compiler knows that it is the same on all lanes.
-    const auto warp =
-        static_cast<std::int32_t>(__shfl_sync(cuda::all_lanes, threadIdx.x / cuda::warp_lanes, 0));
-    const std::int32_t of_all = team % teams.splits + warp % teams.sets * teams.splits;
-    group = 0;
-#pragma unroll
-    for (int g = 1; g < static_cast<int>(most_head_groups); ++g) group += of_all >= args.first_set[g] ? 1 : 0;
+    slot = static_cast<std::int32_t>(__shfl_sync(cuda::all_lanes, threadIdx.x / cuda::warp_lanes, 0));
     block = team / teams.splits;
-    slot = warp / teams.sets;
+    std::int32_t of_all = team % teams.splits;
+    for (;; of_all += teams.splits, slot -= slots) {
+      while (group + 1 < args.count && of_all >= args.first_set[group + 1]) ++group;
+      slots = teams.slots[group];
+      if (slot < slots || of_all >= args.sets) break;
+    }
     set = of_all - args.first_set[group];
   }
 };
@@ -116,7 +163,6 @@ class HeadWalk {
   /// Whether rounds have a position, see end_round.
   static constexpr bool wants_positions = Brings;
 
-  /// @param place a set that the group does not have is one of no heads
   __device__ HeadWalk(const Group& group, const HeadTeams& teams, const HeadPlace& place)
       : group_(group),
         lanes_(held_argument(group.runs.lanes)),
@@ -132,8 +178,8 @@ class HeadWalk {
     sin_ = held_argument(group.args.parts.sin) + in_head();
     // Lanes without elements take part in the sums of their warp.
     const bool exists = head < runs.all_heads && piece < runs.pieces;
-    step_ = static_cast<std::uint32_t>(teams.blocks * teams.slots * runs.tokens);
-    of_warp_ = static_cast<std::uint32_t>((place.block * teams.slots + place.slot) * runs.tokens);
+    step_ = static_cast<std::uint32_t>(teams.blocks * place.slots * runs.tokens);
+    of_warp_ = static_cast<std::uint32_t>((place.block * place.slots + place.slot) * runs.tokens);
     token_ = exists ? of_warp_ + static_cast<std::uint32_t>(runs.token(lane)) : no_token;
   }
 
