@@ -245,9 +245,9 @@ int run(int rounds) {
   const ops::Runtime runtime;
   const bench::Stream stream;
   ops::Libraries libraries;
-  const std::vector<Case> cases = {rows_of(1024, 8),     rows_of(1024, 16),  rows_of(4096, 4),
-                                   rows_of(16384, 1),    packed(8192, 1024), packed(8192, 4096),
-                                   chunk_of(8192, 32768)};
+  const std::vector<Case> cases = {rows_of(512, 16),   rows_of(1024, 8),   rows_of(1024, 16),
+                                   rows_of(2048, 4),   rows_of(4096, 4),   rows_of(16384, 1),
+                                   packed(8192, 1024), packed(8192, 4096), chunk_of(8192, 32768)};
   ops::AttentionLimits limits{heads, key_heads, head_dim, DType::bf16, 0, 0};
   std::size_t bare_bytes = 0;
   for (const Case& c : cases) {

@@ -14,8 +14,11 @@ using detail::AttentionShape;
 using detail::ExecutionSpace;
 using detail::Values;
 
-constexpr int piece_width = detail::lane_width<bf16>;
+/// Of bf16 in one access, and of FP32, so that neighbours access neighbours.
+constexpr int piece_width = detail::lane_width<bf16>, wide_width = detail::lane_width<float>;
 using Piece = detail::Piece<piece_width, true>;
+using WidePiece = detail::Piece<wide_width, true>;
+using WideValues = Values<float, wide_width>;
 
 /// Work item i writes entry i.
 struct WriteTable {
@@ -105,28 +108,28 @@ struct WriteKeyGradients {
   std::int64_t entry_pieces, row_pieces;
 
   KOKKOS_FUNCTION void operator()(std::int64_t i) const {
-    std::int64_t element = i * piece_width;
+    std::int64_t element = i * wide_width;
     if (offsets != nullptr) {
       const std::int64_t entry = i / entry_pieces, piece = i % entry_pieces;
       if (piece >= lengths[entry] * row_pieces) return;
-      element = offsets[entry] + piece * piece_width;
+      element = offsets[entry] + piece * wide_width;
     }
-    const Piece piece{element};
+    const WidePiece piece{element};
     const auto dk_part = detail::load_stored(piece, gradients.dk_part);
     const auto dv_part = detail::load_stored(piece, gradients.dv_part);
-    const Values<float, piece_width> dk = total(piece, gradients.dk, dk_part);
-    const Values<float, piece_width> dv = total(piece, gradients.dv, dv_part);
+    const WideValues dk = total(piece, gradients.dk, dk_part);
+    const WideValues dv = total(piece, gradients.dv, dv_part);
     detail::store_piece(piece, gradients.dk, dk);
     detail::store_piece(piece, gradients.dv, dv);
   }
 
-  KOKKOS_INLINE_FUNCTION Values<float, piece_width> total(const Piece& piece, const float* sum,
-                                                          const Values<bf16, piece_width>& part) const {
-    Values<float, piece_width> result{};
-    const Values<float, piece_width> more = detail::widened(part);
+  KOKKOS_INLINE_FUNCTION WideValues total(const WidePiece& piece, const float* sum,
+                                          const Values<bf16, wide_width>& part) const {
+    WideValues result{};
+    const WideValues more = detail::widened(part);
     if (!gradients.store) result = detail::load_piece(piece, sum);
     // To zeros as well: 0 + -0 is +0.
-    for (int k = 0; k < piece_width; ++k) result.at[k] += more.at[k];
+    for (int k = 0; k < wide_width; ++k) result.at[k] += more.at[k];
     return result;
   }
 };
@@ -135,12 +138,12 @@ struct SumQueryGradients {
   QueryGradients gradients;
 
   KOKKOS_FUNCTION void operator()(std::int64_t i) const {
-    const Piece piece{i * piece_width};
-    Values<float, piece_width> total = detail::load_piece(piece, gradients.part);
-    const Values<float, piece_width> before =
-        gradients.second ? detail::load_piece(piece, static_cast<const bf16*>(gradients.dq))
-                         : detail::load_piece(piece, static_cast<const float*>(gradients.sum));
-    for (int k = 0; k < piece_width; ++k) total.at[k] += before.at[k];
+    const WidePiece piece{i * wide_width};
+    WideValues total = detail::load_piece(piece, gradients.part);
+    const WideValues before = gradients.second
+                                  ? detail::load_piece(piece, static_cast<const bf16*>(gradients.dq))
+                                  : detail::load_piece(piece, static_cast<const float*>(gradients.sum));
+    for (int k = 0; k < wide_width; ++k) total.at[k] += before.at[k];
     if (gradients.last) {
       detail::store_piece(piece, gradients.dq, total);
     } else {
@@ -212,7 +215,7 @@ void join_outputs(const Context& context, const OutputParts& parts, std::int64_t
 
 void write_key_gradients(const Context& context, const KeyGradients& gradients, const AttentionTable& table,
                          const AttentionCall& call, const AttentionShape& shape) {
-  const std::int64_t row_pieces = shape.key_stride() / piece_width, entry_pieces = call.keys * row_pieces;
+  const std::int64_t row_pieces = shape.key_stride() / wide_width, entry_pieces = call.keys * row_pieces;
   const auto entries = static_cast<std::int64_t>(call.entries.size());
   for_each_index(detail::execution_space(context), "layerstream::attention_write_dk_dv",
                  entries * entry_pieces,
@@ -221,7 +224,7 @@ void write_key_gradients(const Context& context, const KeyGradients& gradients, 
 }
 
 void sum_query_gradients(const Context& context, const QueryGradients& gradients, std::int64_t elements) {
-  for_each_index(detail::execution_space(context), "layerstream::attention_sum_dq", elements / piece_width,
+  for_each_index(detail::execution_space(context), "layerstream::attention_sum_dq", elements / wide_width,
                  SumQueryGradients{gradients});
 }
 
