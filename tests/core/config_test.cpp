@@ -8,6 +8,7 @@
 #include <iterator>
 
 #include "core/error.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace layerstream {
 namespace {
@@ -16,23 +17,6 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-/// A new directory that is removed with everything in it.
-class TempDir {
- public:
-  TempDir() {
-    std::string name = (std::filesystem::temp_directory_path() / "layerstream-config-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-    path_ = name;
-  }
-  ~TempDir() { std::filesystem::remove_all(path_); }
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 LoadedConfig parse(std::string_view yaml, const std::vector<std::string>& overrides = {}) {
   return parse_config(yaml, "run.yaml", overrides);
@@ -341,7 +325,7 @@ TEST(Config, PrintedConfigurationReadsBackToTheSameValues) {
 }
 
 TEST(Config, LoadsAFileAndNamesOneThatIsMissing) {
-  const TempDir dir;
+  const test::ScratchDirectory dir;
   const auto path = dir.path() / "run.yaml";
   std::ofstream(path) << "seed: 9\r\n";
   EXPECT_EQ(load_config(path).run.seed, 9u);

@@ -2,28 +2,16 @@
 
 #include <filesystem>
 #include <fstream>
-#include <stdexcept>
 #include <string>
 
 #include "core/cgroup.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace layerstream::test {
 
 /// A made-up /proc and /sys in a temporary directory, removed with the object.
 class FakeSystem {
  public:
-  FakeSystem() {
-    std::string name = (std::filesystem::temp_directory_path() / "layerstream-system-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-    root_ = name;
-  }
-  ~FakeSystem() {
-    std::error_code ignored;
-    std::filesystem::remove_all(root_, ignored);
-  }
-  FakeSystem(const FakeSystem&) = delete;
-  FakeSystem& operator=(const FakeSystem&) = delete;
-
   /// `path` such as "/proc/meminfo" or "/sys/fs/cgroup/memory.max".
   void write(const std::string& path, const std::string& text) const {
     const std::filesystem::path file = at(path);
@@ -31,8 +19,8 @@ class FakeSystem {
     std::ofstream(file) << text << '\n';
   }
 
-  std::filesystem::path at(const std::string& path) const { return root_.string() + path; }
-  SystemRoots roots() const { return {root_ / "proc", root_ / "sys"}; }
+  std::filesystem::path at(const std::string& path) const { return root().string() + path; }
+  SystemRoots roots() const { return {root() / "proc", root() / "sys"}; }
 
   void has_meminfo(const std::string& total_kib, const std::string& available_kib) const {
     write("/proc/meminfo", "MemTotal:       " + total_kib +
@@ -47,7 +35,8 @@ class FakeSystem {
       "36 31 0:33 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:10 - cgroup cgroup rw,cpu,cpuacct";
 
  private:
-  std::filesystem::path root_;
+  const std::filesystem::path& root() const { return scratch_.path(); }
+  ScratchDirectory scratch_;
 };
 
 }  // namespace layerstream::test

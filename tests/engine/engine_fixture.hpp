@@ -12,6 +12,7 @@
 #include "core/token_row.hpp"
 #include "engine/engine.hpp"
 #include "model/spec.hpp"
+#include "tests/support/scratch_directory.hpp"
 #include "tests/support/test_device.hpp"
 
 namespace layerstream::test {
@@ -140,25 +141,5 @@ inline RunRecord train(const ModelSpec& spec, const RunConfig& run, int steps,
   record.slabs = slab_bytes(engine.parameters());
   return record;
 }
-
-/// A directory that is removed with its contents.
-class ScratchDirectory {
- public:
-  explicit ScratchDirectory(const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
-    std::string pattern = (parent / "layerstream-test-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp failed for " + pattern);
-    path_ = pattern;
-  }
-  ~ScratchDirectory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  ScratchDirectory(const ScratchDirectory&) = delete;
-  ScratchDirectory& operator=(const ScratchDirectory&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 }  // namespace layerstream::test

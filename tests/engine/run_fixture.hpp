@@ -54,11 +54,6 @@ inline void write_text(const std::filesystem::path& path, const std::string& tex
   std::ofstream(path, std::ios::binary) << text;
 }
 
-/// Where many small saves, each synced, take no time: memory if the machine has such a file system.
-inline std::filesystem::path fast_directory() {
-  return ::access("/dev/shm", W_OK) == 0 ? "/dev/shm" : std::filesystem::temp_directory_path();
-}
-
 /// A directory with a model configuration, training data and places for runs.
 class RunFiles {
  public:

@@ -10,13 +10,11 @@
 #include <vector>
 
 #include "io/checkpoint.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace layerstream::io::testing {
 
-/// Where hundreds of saves, each synced, take no time: memory if the machine has such a file system.
-inline std::filesystem::path fast_directory() {
-  return ::access("/dev/shm", W_OK) == 0 ? "/dev/shm" : std::filesystem::temp_directory_path();
-}
+using test::fast_directory;
 
 /// Content of a test checkpoint: every byte depends on `mark`.
 inline std::vector<std::byte> checkpoint_data(int mark, std::size_t count) {

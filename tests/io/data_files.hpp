@@ -15,30 +15,21 @@
 #include <vector>
 
 #include "tests/support/message_of.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace layerstream::io::testing {
 
 /// A directory of its own for each test, removed with it.
 class DataDirectory {
  public:
-  explicit DataDirectory(const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
-    std::string name = (parent / "layerstream_data_XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed for " + name);
-    path_ = name;
-  }
-  ~DataDirectory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  DataDirectory(const DataDirectory&) = delete;
-  DataDirectory& operator=(const DataDirectory&) = delete;
-
-  std::string path(const std::string& name) const { return (path_ / name).string(); }
-  std::string root() const { return path_.string(); }
+  explicit DataDirectory(const std::filesystem::path& parent = std::filesystem::temp_directory_path())
+      : scratch_(parent) {}
+  std::string path(const std::string& name) const { return (scratch_.path() / name).string(); }
+  std::string root() const { return scratch_.path().string(); }
 
   /// Creates the file and the directories above it; returns its path.
   std::string write(const std::string& name, std::string_view bytes) const {
-    const std::filesystem::path file = path_ / name;
+    const std::filesystem::path file = scratch_.path() / name;
     std::filesystem::create_directories(file.parent_path());
     std::ofstream stream(file, std::ios::binary);
     stream.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
@@ -47,7 +38,7 @@ class DataDirectory {
   }
 
  private:
-  std::filesystem::path path_;
+  test::ScratchDirectory scratch_;
 };
 
 /// A tensor for a hand-made safetensors file.
