@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <iostream>
 #include <memory>
 
@@ -20,6 +21,7 @@ struct GenerateOptions {
   double temperature = 0.8;
   std::uint64_t seed = 42;
   std::string compute_dtype = "fp32";
+  bool ignore_eos = false;
 };
 
 std::vector<std::int32_t> prompt_of(const GenerateOptions& options, const SavedModel& model) {
@@ -49,9 +51,17 @@ std::vector<std::int32_t> prompt_of(const GenerateOptions& options, const SavedM
   return ids;
 }
 
+/// Tokens that end the text, and are not part of it.
+std::vector<std::int32_t> end_tokens(const GenerateOptions& options, const SavedModel& model) {
+  if (options.ignore_eos) return {};
+  if (options.prompt_ids.empty()) return {io::ByteTokenizer::end_of_document};
+  return model.end_tokens();
+}
+
 void generate(const GenerateOptions& options) {
   const SavedModel model(options.checkpoint);
   std::vector<std::int32_t> ids = prompt_of(options, model);
+  const std::vector<std::int32_t> ends = end_tokens(options, model);
   const bool bytes = options.prompt_ids.empty();
 
   const RunConfig trained = model.trained_with();
@@ -72,7 +82,7 @@ void generate(const GenerateOptions& options) {
   for (std::int64_t i = 0; i < options.max_new_tokens; ++i) {
     const std::int32_t next =
         sample_token(logits, options.temperature, options.seed, static_cast<std::uint64_t>(i));
-    if (bytes && next == io::ByteTokenizer::end_of_document) break;
+    if (std::ranges::find(ends, next) != ends.end()) break;
     generated.push_back(next);
     if (i + 1 < options.max_new_tokens) logits = engine.append({&next, 1});
   }
@@ -100,6 +110,8 @@ void add_generate(CLI::App& program) {
       ->check(CLI::NonNegativeNumber);
   command->add_option("--seed", options->seed);
   command->add_option("--compute-dtype", options->compute_dtype)->check(CLI::IsMember({"fp32", "bf16"}));
+  command->add_flag("--ignore-eos", options->ignore_eos,
+                    "go on after an end token (eos_token_id of generation_config.json or config.json)");
   command->callback([options] { generate(*options); });
 }
 

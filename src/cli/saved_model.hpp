@@ -1,8 +1,10 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/run_config.hpp"
 #include "core/worker_pool.hpp"
@@ -20,6 +22,8 @@ class SavedModel {
   const std::filesystem::path& directory() const { return directory_; }
   const std::string& config_json() const { return config_.text; }
   const ModelSpec& spec() const { return spec_; }
+  /// See read_end_tokens.
+  std::vector<std::int32_t> end_tokens() const { return read_end_tokens(directory_); }
   /// How it was trained, where the directory says so; defaults elsewhere.
   RunConfig trained_with() const;
   /// Fills the store, moments left as they are when it has none.

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <system_error>
 
 #include "model/detail/hf_json.hpp"
@@ -236,6 +237,13 @@ double read_initializer_range(const ConfigObject& config) {
   return range;
 }
 
+std::string read_text(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  if (!file) throw FileError(fmt::format("{}: cannot be read: {}", path.string(), std::strerror(errno)));
+  return text;
+}
+
 }  // namespace
 
 ModelSpec parse_hf_config(const std::string& json_text, const std::string& where) {
@@ -266,10 +274,27 @@ HfConfigText read_hf_config(const std::filesystem::path& directory_or_file) {
     throw FileError(fmt::format(
         "{}: no such file; expected a Hugging Face model directory with a config.json", path.string()));
   }
-  std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (!file) throw FileError(fmt::format("{}: cannot be read: {}", path.string(), std::strerror(errno)));
-  return {path.string(), std::move(text)};
+  return {path.string(), read_text(path)};
+}
+
+std::vector<std::int32_t> read_end_tokens(const std::filesystem::path& directory) {
+  for (const char* const name : {"generation_config.json", "config.json"}) {
+    const std::filesystem::path path = directory / name;
+    if (!std::filesystem::exists(path)) continue;
+    const auto json = detail::parse_json_object<nlohmann::json>(read_text(path), path.string());
+    const auto given = json.find("eos_token_id");
+    if (given == json.end() || given->is_null()) continue;
+    const nlohmann::json ids = given->is_array() ? *given : nlohmann::json::array({*given});
+    const auto is_id = [](const nlohmann::json& id) {
+      return id.is_number_unsigned() && id.get<std::uint64_t>() <= std::numeric_limits<std::int32_t>::max();
+    };
+    if (!std::ranges::all_of(ids, is_id)) {
+      throw FileError(fmt::format("{}: eos_token_id: {} is neither a token id nor a list of them",
+                                  path.string(), given->dump()));
+    }
+    return ids;
+  }
+  return {};
 }
 
 ModelSpec load_hf_config(const std::filesystem::path& directory_or_file) {

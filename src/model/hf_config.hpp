@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "core/dtype.hpp"
 #include "model/spec.hpp"
@@ -27,6 +29,10 @@ HfConfigText read_hf_config(const std::filesystem::path& directory_or_file);
 
 /// read_hf_config, then parse_hf_config.
 ModelSpec load_hf_config(const std::filesystem::path& directory_or_file);
+
+/// Tokens after which a text has ended: eos_token_id, one or several, of the directory's
+/// generation_config.json or else of its config.json; none if neither names any. Throws FileError.
+std::vector<std::int32_t> read_end_tokens(const std::filesystem::path& directory);
 
 /// The config.json of an exported model: `json_text` with every key in its place and the dtype replaced in
 /// the spelling that stood there (both, if both did). Where none stood, `dtype` is added to a text with

@@ -278,6 +278,28 @@ TEST_F(Program, GenerateTakesIdsAndSeeds) {
               HasSubstr("nowhere"));
 }
 
+TEST_F(Program, GenerateEndsBeforeAnEndToken) {
+  const std::string checkpoint = trained();
+  const auto generated = [&](const std::vector<std::string>& more = {}) {
+    std::vector<std::string> arguments{"generate",     "--checkpoint", checkpoint,         "--seed", "7",
+                                       "--prompt-ids", "116,104,101",  "--max-new-tokens", "20"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const ChildResult result = run_program(arguments);
+    EXPECT_EQ(result.exit_code, exit_code::success) << result.err;
+    return result.out;
+  };
+  const std::string whole = generated();
+  std::istringstream text(whole);
+  const std::vector<int> ids{std::istream_iterator<int>(text), {}};
+  ASSERT_EQ(ids.size(), 20u);
+  const int end = ids[10];
+  const std::vector<int> before(ids.begin(), std::ranges::find(ids, end));
+  write_text(fs::path(checkpoint) / "generation_config.json",
+             fmt::format(R"({{"eos_token_id": [{}]}})", end));
+  EXPECT_EQ(generated(), fmt::format("{}\n", fmt::join(before, " ")));
+  EXPECT_EQ(generated({"--ignore-eos"}), whole);
+}
+
 TEST_F(Program, GenerateWithAVocabularyTooSmallForBytesAsksForIds) {
   auto model = small_model_json();
   model["vocab_size"] = 100;

@@ -4,9 +4,11 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 
 #include "hf_config_fixtures.hpp"
 #include "model/layout.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace layerstream {
 namespace {
@@ -198,6 +200,28 @@ TEST(HfConfig, loads_a_directory_or_a_file) {
   EXPECT_EQ(read_hf_config(golden / "mistral_window").path,
             (golden / "mistral_window" / "config.json").string());
   EXPECT_EQ(load_hf_config(golden / "llama_llama3").rope.type, RopeType::llama3);
+}
+
+TEST(HfConfig, end_tokens_are_those_of_the_generation_config_or_else_of_the_config) {
+  const test::ScratchDirectory directory;
+  const auto write = [&](const char* name, const std::string& text) {
+    std::ofstream(directory.path() / name) << text;
+  };
+  const auto ends = [&] { return read_end_tokens(directory.path()); };
+  EXPECT_TRUE(ends().empty());
+  write("config.json", R"({"eos_token_id": null})");
+  EXPECT_TRUE(ends().empty());
+  write("config.json", R"({"eos_token_id": 2})");
+  EXPECT_EQ(ends(), std::vector<std::int32_t>{2});
+  write("generation_config.json", R"({"temperature": 0.7})");
+  EXPECT_EQ(ends(), std::vector<std::int32_t>{2});
+  write("generation_config.json", R"({"eos_token_id": [128001, 128009]})");
+  EXPECT_EQ(ends(), (std::vector<std::int32_t>{128001, 128009}));
+  for (const char* value : {"\"</s>\"", "[1, -1]", "4294967296", "1.5"}) {
+    write("generation_config.json", fmt::format(R"({{"eos_token_id": {}}})", value));
+    EXPECT_THAT(ends, testing::ThrowsMessage<FileError>(testing::AllOf(
+                          testing::HasSubstr("generation_config.json"), testing::HasSubstr("eos_token_id"))));
+  }
 }
 
 TEST(HfConfig, a_directory_without_config_is_refused) {
