@@ -42,7 +42,7 @@ class Shortfall:
 
 @dataclasses.dataclass(frozen=True)
 class Refusal:
-    """The placement that misses least does not fit."""
+    """Nothing fits: what is missing where least is."""
 
     reason: str  # a line
     shortfalls: Tuple[Shortfall, ...]  # one or two

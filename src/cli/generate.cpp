@@ -110,8 +110,10 @@ void add_generate(CLI::App& program) {
       ->check(CLI::NonNegativeNumber);
   command->add_option("--seed", options->seed);
   command->add_option("--compute-dtype", options->compute_dtype)->check(CLI::IsMember({"fp32", "bf16"}));
-  command->add_flag("--ignore-eos", options->ignore_eos,
-                    "go on after an end token (eos_token_id of generation_config.json or config.json)");
+  command->add_flag(
+      "--ignore-eos", options->ignore_eos,
+      "go on after an end token: eos_token_id of generation_config.json or config.json, or with --prompt "
+      "the end of a document");
   command->callback([options] { generate(*options); });
 }
 

@@ -244,16 +244,19 @@ std::string shortfall(const Ledger& ledger, const HostBudget& host, const Device
 void check_memory(const Ledger& ledger, const HostBudget& host, const Device& device) {
   const Shortage missing = shortage(ledger, host, device);
   if (missing.device == 0 && missing.host == 0) return;
-  std::string remedies = "lower chunk_tokens, cutoff_len or per_device_train_batch_size";
-  if (missing.device > 0) {
-    remedies +=
-        ", place less on the device (resident_blocks, weight_slots, device_activation_blocks, gradient_home: "
-        "host), raise device_memory_limit if it binds";
+  // A simulated device's share of the host's memory is the device's to give back.
+  const bool is_simulated = device.uses_host_memory();
+  std::string remedies =
+      "lower chunk_tokens, cutoff_len or per_device_train_batch_size, choose activation_policy: input";
+  if (missing.device > 0 || is_simulated) {
+    remedies += ", fewer resident_blocks, weight_slots or device_activation_blocks";
+  } else {
+    remedies += ", more resident_blocks or device_activation_blocks, gradient_home: device";
   }
+  if (missing.host == 0) remedies += ", gradient_home: host";
+  if (missing.device > 0) remedies += ", raise device_memory_limit if that binds";
   if (missing.host > 0) {
-    remedies +=
-        ", place less on the host (activation_policy: input, gradient_home: device), raise host_memory_limit if "
-        "it binds, or take a machine with more memory";
+    remedies += ", raise host_memory_limit if that binds, or take a machine with more host memory";
   }
   throw ResourceError(fmt::format("{}{}  {}", shortfall(ledger, host, device), ledger.to_table(), remedies));
 }

@@ -76,7 +76,7 @@ Shortage shortage(const Ledger& ledger, const HostBudget& host, const Device& de
 /// What is missing of device and host memory: a line each with need and have; empty if all fits.
 std::string shortfall(const Ledger& ledger, const HostBudget& host, const Device& device);
 
-/// Refuses a run that cannot fit, before anything is allocated: need and have per component, and the keys
+/// Refuses a run that cannot fit, before anything is allocated: need and have per component, and keys
 /// that lower the need of what is short.
 /// Throws ResourceError.
 void check_memory(const Ledger& ledger, const HostBudget& host, const Device& device);

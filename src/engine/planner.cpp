@@ -375,9 +375,9 @@ class Search {
     return plan;
   }
 
-  /// Nothing fits: says what the placement that misses least is missing, and what narrows the choice.
+  /// Nothing fits: says what is missing where least is, of one memory if that can be, and what narrows the
+  /// choice.
   [[noreturn]] void refuse() {
-    // Rather one memory short than both.
     const auto missing = [&](const Ledger& ledger) {
       const Shortage short_of = shortage(ledger, machine_.host, machine_.device);
       return std::pair(short_of.device > 0 && short_of.host > 0, short_of.device + short_of.host);
@@ -391,7 +391,8 @@ class Search {
     if (shortage(*nearest, machine_.host, machine_.device).host > 0 &&
         given_.optimizer_update == OptimizerUpdate::deferred) {
       more =
-          "\n  optimizer_update: immediate, which needs max_grad_norm: 0, keeps no gradients of a whole step";
+          "\n  optimizer_update: immediate keeps no gradients of a whole step; it needs max_grad_norm: 0, and "
+          "neither optimizer_device_share nor resident_blocks";
     }
     std::string given;
     for (const ConfigField& field : placement_fields()) {

@@ -280,7 +280,8 @@ HfConfigText read_hf_config(const std::filesystem::path& directory_or_file) {
 std::vector<std::int32_t> read_end_tokens(const std::filesystem::path& directory) {
   for (const char* const name : {"generation_config.json", "config.json"}) {
     const std::filesystem::path path = directory / name;
-    if (!std::filesystem::exists(path)) continue;
+    std::error_code error;
+    if (!std::filesystem::exists(path, error)) continue;
     const auto json = detail::parse_json_object<nlohmann::json>(read_text(path), path.string());
     const auto given = json.find("eos_token_id");
     if (given == json.end() || given->is_null()) continue;
@@ -292,7 +293,7 @@ std::vector<std::int32_t> read_end_tokens(const std::filesystem::path& directory
       throw FileError(fmt::format("{}: eos_token_id: {} is neither a token id nor a list of them",
                                   path.string(), given->dump()));
     }
-    return ids;
+    if (!ids.empty()) return ids;
   }
   return {};
 }

@@ -215,6 +215,8 @@ TEST(HfConfig, end_tokens_are_those_of_the_generation_config_or_else_of_the_conf
   EXPECT_EQ(ends(), std::vector<std::int32_t>{2});
   write("generation_config.json", R"({"temperature": 0.7})");
   EXPECT_EQ(ends(), std::vector<std::int32_t>{2});
+  write("generation_config.json", R"({"eos_token_id": []})");
+  EXPECT_EQ(ends(), std::vector<std::int32_t>{2});
   write("generation_config.json", R"({"eos_token_id": [128001, 128009]})");
   EXPECT_EQ(ends(), (std::vector<std::int32_t>{128001, 128009}));
   for (const char* value : {"\"</s>\"", "[1, -1]", "4294967296", "1.5"}) {

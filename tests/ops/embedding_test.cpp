@@ -13,11 +13,12 @@ using namespace layerstream::test;
 struct Sizes {
   std::int64_t tokens, vocab_size, hidden_size;
 };
-// Single elements, tokens that repeat (more tokens than rows), widths around the 64-column ranges, more
-// tokens than a device looks at once with ids that occur early or late only, ids of hundreds of tokens, more
-// columns than a team of a device has at once with ids of few and of many tokens.
-constexpr Sizes all_sizes[] = {{1, 1, 1},         {1, 3, 5},     {50, 3, 63},   {50, 11, 64},  {29, 100, 130},
-                               {10000, 5000, 40}, {5000, 7, 20}, {60, 3, 5000}, {40, 11, 4104}};
+// Single elements, also added many times, tokens that repeat (more tokens than rows), widths around the
+// 64-column ranges, more tokens than a device looks at once with ids that occur early or late only, ids of
+// hundreds of tokens, more columns than a team of a device has at once with ids of few and of many tokens.
+constexpr Sizes all_sizes[] = {{1, 1, 1},     {20, 2, 1},     {1, 3, 5},         {50, 3, 63},
+                               {50, 11, 64},  {29, 100, 130}, {10000, 5000, 40}, {5000, 7, 20},
+                               {60, 3, 5000}, {40, 11, 4104}};
 
 TEST(Embedding, CopiesRowsOfAPlainTable) {
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <span>
 
 #include "core/error.hpp"
@@ -14,16 +13,13 @@ namespace layerstream::ops::detail {
 
 /// The groups of a call; their sets of heads follow each other.
 template <class Group>
-class HeadGroups {
- public:
+struct HeadGroups {
   Group groups[most_head_groups];
-  std::int32_t first_set[most_head_groups];  ///< of each; of missing ones more than there are
+  std::int32_t first_set[most_head_groups];  ///< of each
   std::int32_t count, sets, tokens_at_once;  ///< groups; sets of all; of a warp's tokens, the fewest
   HeadTeams teams;
 
-  HeadGroups() : groups{}, count(0), sets(0), tokens_at_once(cuda::warp_lanes), teams{} {
-    std::fill(std::begin(first_set), std::end(first_set), std::numeric_limits<std::int32_t>::max());
-  }
+  HeadGroups() : groups{}, first_set{}, count(0), sets(0), tokens_at_once(cuda::warp_lanes), teams{} {}
   void add(const Group& group) {
     groups[count] = group;
     first_set[count++] = sets;
@@ -95,7 +91,7 @@ inline std::uint32_t head_stride(const char* operation, std::int64_t tokens, std
 #if defined(__CUDACC__)
 
 /// Where a warp is among those of its team and its team among all. A warp that nothing is left for has a set
-/// after the last of its group, which is one of no heads.
+/// after the last of its group, which is one of no heads, and any slot: what it adds up is not written.
 struct HeadPlace {
   int group = 0;
   std::int32_t block;        ///< of tokens

@@ -103,10 +103,11 @@ struct RowsOfIdWarp {
 
   /// All rows that the lanes looked at are read before the first is added, and without a branch among them.
   __device__ void add_many(A* target, std::int64_t first_column, const Rows& rows) const {
+    if (first_column >= args.columns) return;
     const std::int64_t first = first_column + lane * narrow;
     const bool has_columns = first < args.columns && lane * narrow < slice;
     // Lanes without columns read others'.
-    const Piece<narrow, Whole> piece{has_columns ? first : 0, has_columns ? args.columns - first : narrow};
+    const Piece<narrow, Whole> piece{has_columns ? first : 0, args.columns - (has_columns ? first : 0)};
     const Piece<narrow, Whole> here{0, piece.available};
     Values<A, narrow> sum = load_piece(piece, target);
     std::int32_t looked = look_at(rows, lane);
@@ -153,15 +154,16 @@ __global__ void __launch_bounds__(rows_by_id_warps* cuda::warp_lanes, 4)
                                                                std::int64_t{item % tiles} * Warp::tile);
 }
 
-/// @throws ContractError for more than 2^31 warps or an order that is not aligned, ResourceError if the
-/// device cannot run it.
+/// @throws ContractError for more than 2^31 warps or bytes of a row, or for an order that is not aligned,
+/// ResourceError if the device cannot run it.
 template <class T>
 void add_rows_by_id(const ExecutionSpace& space, const RowsById<T>& args) {
   using Warp = RowsOfIdWarp<T, true>;
   if (args.num_rows == 0 || args.columns == 0) return;
   // As many shares as there may be; warps of those that there are not end at once.
   const std::int64_t warps = args.num_rows * ((args.columns + Warp::tile - 1) / Warp::tile);
-  LAYERSTREAM_EXPECT(warps <= std::numeric_limits<std::int32_t>::max(),
+  LAYERSTREAM_EXPECT(warps <= std::numeric_limits<std::int32_t>::max() &&
+                         args.columns <= std::numeric_limits<std::int32_t>::max() / std::int64_t{sizeof(T)},
                      "{}: {} rows of {} columns in one launch", rows_by_id_label, args.num_rows,
                      args.columns);
   LAYERSTREAM_EXPECT(whole_pieces(1, {}, {args.by_id}), "{}: the order of tokens is not aligned to 16 bytes",
