@@ -224,8 +224,9 @@ Shortage shortage(const Ledger& ledger, const HostBudget& host, const Device& de
           missing(host_need(ledger, device), host.bytes)};
 }
 
-std::string shortfall(const Ledger& ledger, const HostBudget& host, const Device& device) {
+void check_memory(const Ledger& ledger, const HostBudget& host, const Device& device) {
   const Shortage missing = shortage(ledger, host, device);
+  if (!missing.any()) return;
   std::string problems;
   if (missing.device > 0) {
     problems += fmt::format("device memory: need {}, have {} ({}; device_memory_limit sets it): {} short\n",
@@ -238,12 +239,6 @@ std::string shortfall(const Ledger& ledger, const HostBudget& host, const Device
                             device.uses_host_memory() ? " (simulated device included)" : "",
                             format_bytes(host.bytes), host.bound_by, format_bytes(missing.host));
   }
-  return problems;
-}
-
-void check_memory(const Ledger& ledger, const HostBudget& host, const Device& device) {
-  const Shortage missing = shortage(ledger, host, device);
-  if (missing.device == 0 && missing.host == 0) return;
   // A simulated device's share of the host's memory is the device's to give back.
   const bool is_simulated = device.uses_host_memory();
   std::string remedies =
@@ -258,7 +253,7 @@ void check_memory(const Ledger& ledger, const HostBudget& host, const Device& de
   if (missing.host > 0) {
     remedies += ", raise host_memory_limit if that binds, or take a machine with more host memory";
   }
-  throw ResourceError(fmt::format("{}{}  {}", shortfall(ledger, host, device), ledger.to_table(), remedies));
+  throw ResourceError(fmt::format("{}{}  {}", problems, ledger.to_table(), remedies));
 }
 
 }  // namespace layerstream

@@ -69,12 +69,10 @@ HostBudget host_budget(const RunConfig& config, std::optional<int> node = {});
 /// Bytes that are missing of either memory.
 struct Shortage {
   std::size_t device = 0, host = 0;
+  bool any() const { return device > 0 || host > 0; }
 };
 /// A device that is simulated takes its memory from the host's.
 Shortage shortage(const Ledger& ledger, const HostBudget& host, const Device& device);
-
-/// What is missing of device and host memory: a line each with need and have; empty if all fits.
-std::string shortfall(const Ledger& ledger, const HostBudget& host, const Device& device);
 
 /// Refuses a run that cannot fit, before anything is allocated: need and have per component, and keys
 /// that lower the need of what is short.

@@ -257,10 +257,11 @@ class Search {
     return ledger;
   }
 
-  bool fits(const Ledger& ledger) const { return shortfall(ledger, machine_.host, machine_.device).empty(); }
-  bool fits_device(const Ledger& ledger) const {
-    return ledger.total(Space::device) <= machine_.device.memory_limit();
+  Shortage shortage_of(const Ledger& ledger) const {
+    return shortage(ledger, machine_.host, machine_.device);
   }
+  bool fits(const Ledger& ledger) const { return !shortage_of(ledger).any(); }
+  bool fits_device(const Ledger& ledger) const { return shortage_of(ledger).device == 0; }
 
   /// As many resident blocks as fit; −1: there is no number of them that does. What they need of the device
   /// grows with their number, and what the others need of the host shrinks.
@@ -379,7 +380,7 @@ class Search {
   /// choice.
   [[noreturn]] void refuse() {
     const auto missing = [&](const Ledger& ledger) {
-      const Shortage short_of = shortage(ledger, machine_.host, machine_.device);
+      const Shortage short_of = shortage_of(ledger);
       return std::pair(short_of.device > 0 && short_of.host > 0, short_of.device + short_of.host);
     };
     std::optional<Ledger> nearest;
@@ -388,8 +389,7 @@ class Search {
       if (!nearest || missing(ledger) < missing(*nearest)) nearest = std::move(ledger);
     }
     std::string more;
-    if (shortage(*nearest, machine_.host, machine_.device).host > 0 &&
-        given_.optimizer_update == OptimizerUpdate::deferred) {
+    if (shortage_of(*nearest).host > 0 && given_.optimizer_update == OptimizerUpdate::deferred) {
       more =
           "\n  optimizer_update: immediate keeps no gradients of a whole step; it needs max_grad_norm: 0, and "
           "neither optimizer_device_share nor resident_blocks";

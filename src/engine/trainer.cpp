@@ -85,9 +85,9 @@ Trainer::Trainer(const LoadedConfig& config, Device& device, const StopRequest& 
   plan_steps();
   if (source.checkpoint) adopt_state(*source.checkpoint);
   check_same_held_out_data();
-  if (!shortfall(plan_run(spec_, placement_.run, device_, data_bytes()).ledger,
-                 host_budget(run, host_node(run, device_).node), device_)
-           .empty()) {
+  if (shortage(plan_run(spec_, placement_.run, device_, data_bytes()).ledger,
+               host_budget(run, host_node(run, device_).node), device_)
+          .any()) {
     placement_ = placement_of(run, data_bytes(), 0);
   }
   config_.run.chunk_tokens = placement_.run.chunk_tokens;  // it changes sums: the run's, wherever it goes on

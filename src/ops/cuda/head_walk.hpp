@@ -42,36 +42,46 @@ struct HeadGroups {
   }
 
  private:
+  /// How many sets a team has.
+  struct TeamSets {
+    int heavy = 0, light = 0;
+    int warps(int slots, int light_slots) const { return heavy * slots + light * light_slots; }
+  };
+
   /// Beside others: half their warps keep up with them.
   bool is_light(int group) const {
     const std::span present(groups, static_cast<std::size_t>(count));
     return groups[group].is_light() && !std::ranges::all_of(present, &Group::is_light);
   }
-  int group_of(int set) const {
+  TeamSets sets_of(int team, int splits) const {
+    TeamSets of_team;
     int group = 0;
-    while (group + 1 < count && set >= first_set[group + 1]) ++group;
-    return group;
-  }
-  /// Warps of the largest team, where the sets of groups that are not light have `slots` each.
-  int warps(int splits, int slots, int light_slots) const {
-    int most = 0;
-    for (int team = 0; team < splits; ++team) {
-      int warps = 0;
-      for (int set = team; set < sets; set += splits) warps += is_light(group_of(set)) ? light_slots : slots;
-      most = std::max(most, warps);
+    for (int set = team; set < sets; set += splits) {
+      while (group + 1 < count && set >= first_set[group + 1]) ++group;
+      ++(is_light(group) ? of_team.light : of_team.heavy);
     }
-    return most;
+    return of_team;
   }
   int most_slots(int splits, int most_warps) const {
-    int slots = 0;
-    while (warps(splits, slots + 1, slots / 2 + 1) <= most_warps) ++slots;
+    int slots = most_warps;
+    for (int team = 0; team < splits; ++team) {
+      const TeamSets of_team = sets_of(team, splits);
+      while (of_team.warps(slots, (slots + 1) / 2) > most_warps) --slots;
+    }
     return slots;
   }
+  /// Light sets get what the others leave, up to as many slots as they have.
   void take(int splits, int slots, int most_warps) {
-    int light_slots = (slots + 1) / 2;
-    while (light_slots < slots && warps(splits, slots, light_slots + 1) <= most_warps) ++light_slots;
+    int light_slots = slots;
+    for (int team = 0; team < splits; ++team) {
+      const TeamSets of_team = sets_of(team, splits);
+      while (of_team.warps(slots, light_slots) > most_warps) --light_slots;
+    }
     teams.splits = splits;
-    teams.warps = warps(splits, slots, light_slots);
+    teams.warps = 0;
+    for (int team = 0; team < splits; ++team) {
+      teams.warps = std::max(teams.warps, sets_of(team, splits).warps(slots, light_slots));
+    }
     for (int group = 0; group < count; ++group) teams.slots[group] = is_light(group) ? light_slots : slots;
   }
 };
